@@ -1,0 +1,30 @@
+"""Assembles the verbs and turns errors into one sentence and an exit code."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+from rich.console import Console
+
+from headrace.errors import ConfigError, FormatError, HeadraceError
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+
+app = typer.Typer(
+    name="headrace",
+    help="Feed every rank of a training job from shared memory; measure what a step is made of.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def main() -> None:
+    """Entry point of the `headrace` command."""
+    try:
+        app()
+    except HeadraceError as error:
+        Console(stderr=True, soft_wrap=True).print(f"{type(error).__name__}: {error}", style="red", markup=False, highlight=False)
+        sys.exit(EXIT_USAGE if isinstance(error, (ConfigError, FormatError)) else EXIT_FAILED)

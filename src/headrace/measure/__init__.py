@@ -1,0 +1,1 @@
+"""TODO(first light): see ARCHITECTURE.md."""
