@@ -1,0 +1,187 @@
+"""The writing end of the ring: native/ring.h's protocol with deadlines, deaths and growth.
+
+Contract: one writer, N readers, K slots. Every reader gets version 0, 1, 2, ... each exactly once, in order, or an
+exception that says why not. A slot is written again only when every reader has released it.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from headrace import _native
+from headrace.errors import BatchTooLarge, PeerGone
+from headrace.shm import segment
+from headrace.shm.failure import MAX_FAILURE_BYTES
+from headrace.shm.layout import SLOT_ALIGNMENT, slot_bytes_for
+from headrace.shm.peers import WRITER, Watch, start_time
+from headrace.shm.slots import WritableSlots, split
+from headrace.shm.waiting import TICK_S, Patience, RingConfig
+from headrace.spec import BatchSpec, align
+
+DATA, END, ERROR, RESIZE = _native.DATA, _native.END, _native.ERROR, _native.RESIZE
+MIN_SLOT_BYTES = align(_native.DESCRIPTOR_BYTES + MAX_FAILURE_BYTES, SLOT_ALIGNMENT)
+_KNOB = "num_slots or the micro batch"
+
+
+class EverybodyLeft(Exception):
+    """All readers closed in good order: the writer's work is done. Not an error, and no user sees it."""
+
+
+def is_debugging() -> bool:
+    """HEADRACE_DEBUG=1: readers map read-only, released slots are poisoned: a stale or writing view shows."""
+    return os.environ.get("HEADRACE_DEBUG", "") not in ("", "0")
+
+
+class RingWriter:
+    """Owns both segments' descriptors. The readers' pidfds belong to `watch`, which is the caller's."""
+
+    def __init__(
+        self, config: RingConfig, *, watch: Watch, num_readers: int, slot_bytes: int, max_slot_bytes: int
+    ) -> None:
+        self.config, self.max_slot_bytes = config, max_slot_bytes
+        self._watch = watch
+        self._debug = is_debugging()
+        control_bytes = _native.CONTROL_BYTES + num_readers * _native.LINE_BYTES
+        self.control_fd = segment.create("headrace-control", control_bytes, knob=_KNOB)
+        self._native = _native.RingWriter(
+            segment.attach(self.control_fd, writable=True, knob=_KNOB),
+            config.num_slots,
+            num_readers,
+            config.hold,
+            secrets.randbits(64),
+            os.getpid(),
+            start_time(os.getpid()),
+        )
+        self.slot_bytes = align(max(slot_bytes, MIN_SLOT_BYTES), SLOT_ALIGNMENT)
+        if self.slot_bytes > max_slot_bytes:
+            raise BatchTooLarge(need=self.slot_bytes, have=max_slot_bytes)
+        self.data_fd = segment.create("headrace-data", config.num_slots * self.slot_bytes, knob=_KNOB)
+        self._use_data()
+
+    def _use_data(self) -> None:
+        mapping = segment.attach(self.data_fd, writable=True, knob=_KNOB, populate=True)
+        self._native.use_data(mapping, self.slot_bytes)
+        self._slots = WritableSlots(split(segment.memory(mapping), self.config.num_slots, self.slot_bytes))
+        self._poisoned = self._native.position
+
+    # -- one batch: begin, fill the arrays, publish --------------------------------------------------------------------
+
+    def begin(self, spec: BatchSpec) -> tuple[int, Mapping[str, np.ndarray]]:
+        """The next version's slot and its arrays, at full capacity, to be filled in place.
+
+        Blocks while the slot is still read. The arrays are the caller's until `publish`. PeerGone, FeedTimeout,
+        BatchTooLarge (then `grow`), EverybodyLeft.
+        """
+        slot = self._wait_for_slot()
+        return slot, self._slots.arrays(slot, spec)
+
+    def publish(self, slot: int, *, counts: tuple[int, ...], lengths: tuple[int, ...], blob: bytes) -> int:
+        """Make the slot of `begin` visible to every reader; returns its version.
+
+        `blob` is extra metadata; BatchTooLarge if it does not fit.
+        """
+        layout_id, layout = self._slots.layout(slot)
+        end = layout.blob_offset + len(blob)
+        if end > self.slot_bytes:
+            raise BatchTooLarge(need=end, have=self.slot_bytes, knob="slot_bytes")
+        self._slots.write_blob(slot, layout.blob_offset, blob)
+        num_fields, used_bytes = len(layout.places), layout.blob_offset
+        return self._native.publish(DATA, layout_id, num_fields, used_bytes, used_bytes, len(blob), counts, lengths)
+
+    def finish(self, kind: int, blob: bytes = b"") -> None:
+        """Publish END, or ERROR with its failure, as the last version. Blocks for a slot like `begin`."""
+        self._publish_event(kind, blob)
+
+    def _publish_event(self, kind: int, blob: bytes = b"") -> None:
+        slot = self._wait_for_slot()
+        self._slots.write_blob(slot, _native.DESCRIPTOR_BYTES, blob)
+        offset = _native.DESCRIPTOR_BYTES
+        self._native.publish(kind, 0, 0, offset, offset, len(blob), (), ())
+
+    # -- growth --------------------------------------------------------------------------------------------------------
+
+    def grow(self, spec: BatchSpec, *, blob_bytes: int, hand_out: Callable[[int, int], None]) -> None:
+        """Move to a data segment whose slots hold `spec`; `hand_out(fd, slot_bytes)` gives it to the readers.
+
+        RESIZE is the last version in the old segment: readers switch when they come to it, nobody waits for anybody.
+        The old memory goes when the last reader has switched and let go of its views. BatchTooLarge, ConfigError.
+        """
+        need = slot_bytes_for(spec, blob_bytes=blob_bytes)
+        if need > self.max_slot_bytes:
+            raise BatchTooLarge(need=need, have=self.max_slot_bytes)
+        # Half as much again where it may: lengths creep up, and each move costs a reservation.
+        ceiling = self.max_slot_bytes // SLOT_ALIGNMENT * SLOT_ALIGNMENT
+        slot_bytes = max(need, min(align(self.slot_bytes * 3 // 2, SLOT_ALIGNMENT), ceiling))
+        larger_fd = segment.create("headrace-data", self.config.num_slots * slot_bytes, knob=_KNOB)
+        hand_out(larger_fd, slot_bytes)
+        self._publish_event(RESIZE)
+        os.close(self.data_fd)
+        self.data_fd, self.slot_bytes = larger_fd, slot_bytes
+        self._use_data()
+
+    # -- waiting -------------------------------------------------------------------------------------------------------
+
+    def _wait_for_slot(self) -> int:
+        if self._debug:
+            self._poison_released()
+        slot = self._native.begin(TICK_S)
+        if slot is None:
+            patience = Patience(self.config, self._describe)
+            while slot is None:
+                self.check_readers()
+                patience.check()
+                slot = self._native.begin(TICK_S)
+        return slot
+
+    def check_readers(self) -> None:
+        """PeerGone if a reader died, to whomever comes first, and told to all; EverybodyLeft if none is left."""
+        released = self._native.released
+        if all(count == _native.LEFT for count in released):
+            raise EverybodyLeft
+        for key in self._watch.dead():
+            if key != WRITER and released[key] != _native.LEFT:
+                self._native.set_fate(_native.READER_GONE + key)
+        if self._native.state >= _native.READER_GONE:
+            peer = self._watch.peer(self._native.state - _native.READER_GONE)
+            raise PeerGone(peer.who, rank=peer.rank, pid=peer.pid, version=self._native.position)
+
+    def _describe(self) -> str:
+        needed = self._native.position - self.config.num_slots + 1
+        late = [
+            f"{self._watch.peer(i).who} (pid {self._watch.peer(i).pid}), which has handed back {count}"
+            for i, count in enumerate(self._native.released)
+            if count < needed
+        ]
+        return f"a free slot for version {self._native.position}: still held by {'; '.join(late)}"
+
+    def _poison_released(self) -> None:
+        least = min(self._native.released)
+        for version in range(self._poisoned, min(least, self._native.position)):
+            self._slots.poison(version % self.config.num_slots)
+            self._poisoned = version + 1
+
+    # -- facts and end -------------------------------------------------------------------------------------------------
+
+    @property
+    def published(self) -> int:
+        """Versions published so far."""
+        return self._native.position
+
+    @property
+    def wait_ns(self) -> int:
+        """Time spent without a free slot: the readers are the bottleneck."""
+        return self._native.wait_ns
+
+    def close(self) -> None:
+        """Let go of both segments. Idempotent. Readers drain what was published; without END PeerGone follows."""
+        if self.control_fd < 0:
+            return
+        self._native.set_fate(_native.WRITER_LEFT)
+        self._native.close()
+        os.close(self.control_fd)
+        os.close(self.data_fd)
+        self.control_fd = self.data_fd = -1

@@ -1,0 +1,60 @@
+"""What happens while somebody waits: a deadline, and one report per stall that says who waits for whom."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from headrace.errors import ConfigError, FeedTimeout
+
+log = logging.getLogger("headrace")
+
+# The longest single sleep. After each, signals are handled and the peers' lives looked at: a death is known within it.
+TICK_S = 0.1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RingConfig:
+    """How a ring is sized and how long its ends wait."""
+
+    num_slots: int = 4
+    """Batches that exist at once, read or unread. More hides jitter, costs slot_bytes each."""
+    hold: int = 1
+    """A reader's last `hold` batches stay valid."""
+    timeout_s: float = 1800.0
+    """Ends any wait. Longer than a compile or a checkpoint; a death is noticed at once, not by this."""
+    stall_warning_s: float = 30.0
+    """Log who waits for whom after this long, once per stall."""
+
+    def __post_init__(self) -> None:
+        if self.num_slots < 2:
+            raise ConfigError(f"num_slots must be at least 2 (one written, one read), got {self.num_slots}")
+        if not 1 <= self.hold < self.num_slots:
+            raise ConfigError(
+                f"hold must lie in [1, num_slots): {self.hold} batches kept by each reader leave no slot of "
+                f"{self.num_slots} to write; raise num_slots to at least {self.hold + 1}"
+            )
+        if self.timeout_s <= 0 or self.stall_warning_s <= 0:
+            raise ConfigError(
+                f"timeout_s and stall_warning_s must be positive, got {self.timeout_s} and {self.stall_warning_s}"
+            )
+
+
+class Patience:
+    """One wait, from its first fruitless tick to its end. `describe` says who waits for whom."""
+
+    def __init__(self, config: RingConfig, describe: Callable[[], str], clock: Callable[[], float] = time.monotonic):
+        self._config, self._describe, self._clock = config, describe, clock
+        self._since = clock()
+        self._warned = False
+
+    def check(self) -> None:
+        """Call once per tick. FeedTimeout when the wait has become too long."""
+        waited_s = self._clock() - self._since
+        if waited_s > self._config.timeout_s:
+            raise FeedTimeout(self._describe(), timeout_s=self._config.timeout_s)
+        if waited_s > self._config.stall_warning_s and not self._warned:
+            self._warned = True
+            log.warning("stalled for %.1f s: waiting for %s", waited_s, self._describe())
