@@ -1,2 +1,215 @@
+/* headrace._native.pack: checks every buffer, then hands them to the pass of pack.h. */
 #include "module.h"
-int headrace_add_pack(PyObject *module) { (void)module; return 0; }
+
+#include "pack.h"
+
+/* A shorter pass is over (30 us) before another thread could use the GIL; from here on others may run. */
+enum { RELEASE_GIL_TOKENS = 16384 };
+
+enum { FLAG_RESET_POSITION_IDS = 1, FLAG_RESET_ATTENTION_MASK = 2, FLAG_EOD_MASK_LOSS = 4 };
+
+/* The buffers of a call. Outputs come first, in the order of the tuple that holds them. */
+enum { TOKENS, LABELS, LOSS_MASK, POSITION_IDS, CU_SEQLENS, HF_LABELS, SHIFT_LABELS, NUM_OUTPUTS };
+enum { ROWS = NUM_OUTPUTS, DOCUMENT_ENDS, PADDING_ROWS, NUM_BUFFERS };
+
+static const struct buffer_kind {
+    const char *name;
+    const char *dtype;
+    const char *formats; /* of the struct module: int64 is 'l' for NumPy and 'q' for ctypes */
+    Py_ssize_t itemsize;
+    int writable;
+} KINDS[NUM_BUFFERS] = {
+    [TOKENS] = {"tokens", "int64", "lq", 8, 1},
+    [LABELS] = {"labels", "int64", "lq", 8, 1},
+    [LOSS_MASK] = {"loss_mask", "float32", "f", 4, 1},
+    [POSITION_IDS] = {"position_ids", "int64", "lq", 8, 1},
+    [CU_SEQLENS] = {"cu_seqlens", "int32", "il", 4, 1},
+    [HF_LABELS] = {"hf_labels", "int64", "lq", 8, 1},
+    [SHIFT_LABELS] = {"shift_labels", "int64", "lq", 8, 1},
+    [ROWS] = {"rows", "uint16 or int32", "Hil", 0, 0},
+    [DOCUMENT_ENDS] = {"document_ends", "int32", "il", 4, 0},
+    [PADDING_ROWS] = {"padding_rows", "uint8", "B", 1, 0},
+};
+
+static int format_is(const char *format, const char *wanted) {
+    if (!format) return wanted[0] == 'B'; /* the buffer protocol's default: plain bytes */
+    /* Native order may be spelled out; '<' is native on the two platforms there are (x86-64, aarch64). */
+    if (*format == '@' || *format == '=' || *format == '<') format++;
+    return format[0] && !format[1] && strchr(wanted, format[0]);
+}
+
+static int get_buffer(PyObject *object, int which, Py_buffer *view) {
+    const struct buffer_kind *kind = &KINDS[which];
+    int request = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | (kind->writable ? PyBUF_WRITABLE : 0);
+    if (PyObject_GetBuffer(object, view, request) < 0) {
+        PyErr_Format(PyExc_ValueError, "%s must be a C-contiguous%s %s buffer, got %R", kind->name,
+                     kind->writable ? " writable" : "", kind->dtype, (PyObject *)Py_TYPE(object));
+        return -1;
+    }
+    int size_fits = which == ROWS ? view->itemsize == 2 || view->itemsize == 4 : view->itemsize == kind->itemsize;
+    if (size_fits && format_is(view->format, kind->formats)) return 0;
+    PyErr_Format(PyExc_ValueError, "%s must be %s, got buffer format '%s' of %zd bytes an element", kind->name,
+                 kind->dtype, view->format ? view->format : "B", view->itemsize);
+    return -1;
+}
+
+static int check_count(const Py_buffer *views, int which, int64_t wanted) {
+    if (!views[which].obj) return 0;
+    int64_t have = views[which].len / views[which].itemsize;
+    if (have == wanted) return 0;
+    PyErr_Format(PyExc_ValueError, "%s must have %lld elements, got %lld", KINDS[which].name, (long long)wanted,
+                 (long long)have);
+    return -1;
+}
+
+static int check_sizes(const Py_buffer *views, const struct pack_job *job) {
+    static const int dense[] = {TOKENS, LABELS, LOSS_MASK, POSITION_IDS, HF_LABELS, SHIFT_LABELS};
+    int64_t total = job->num_rows * job->seq_length;
+    for (size_t i = 0; i < sizeof dense / sizeof *dense; i++)
+        if (check_count(views, dense[i], total) < 0) return -1;
+    return check_count(views, PADDING_ROWS, job->num_rows);
+}
+
+/* Ends must rise to each row end: what follows relies on it to stay inside the outputs. */
+static int check_document_ends(const Py_buffer *view, const struct pack_job *job) {
+    int64_t count = view->len / view->itemsize, previous = 0, next_row_end = job->seq_length;
+    for (int64_t i = 0; i < count; i++) {
+        int64_t end = job->document_ends[i];
+        if (end <= previous || end > next_row_end) {
+            PyErr_Format(PyExc_ValueError, "document_ends must rise to each row end, got %lld outside (%lld, %lld]",
+                         (long long)end, (long long)previous, (long long)next_row_end);
+            return -1;
+        }
+        if (end == next_row_end && end < job->num_rows * job->seq_length) next_row_end += job->seq_length;
+        previous = end;
+    }
+    if (previous == job->num_rows * job->seq_length) return 0;
+    PyErr_Format(PyExc_ValueError, "document_ends stop at %lld, the rows end at %lld", (long long)previous,
+                 (long long)(job->num_rows * job->seq_length));
+    return -1;
+}
+
+static int describe_job(struct pack_job *job, const Py_buffer *views, int64_t seq_length) {
+    const Py_buffer *rows = &views[ROWS];
+    if (rows->ndim != 2 || rows->shape[0] < 1 || seq_length < 1 ||
+        (rows->shape[1] != seq_length && rows->shape[1] != seq_length + 1)) {
+        PyErr_Format(PyExc_ValueError,
+                     "rows must be [micro_batch >= 1, seq_length or seq_length + 1] with seq_length >= 1, got %d "
+                     "dimensions for seq_length %lld",
+                     rows->ndim, (long long)seq_length);
+        return -1;
+    }
+    if (rows->shape[0] > INT32_MAX / seq_length) {
+        PyErr_Format(PyExc_ValueError, "rows must hold at most %d tokens (cu_seqlens is int32), got %zd rows of %lld",
+                     INT32_MAX, rows->shape[0], (long long)seq_length);
+        return -1;
+    }
+    job->text = rows->buf;
+    job->text_is_uint16 = rows->itemsize == 2;
+    job->num_rows = rows->shape[0];
+    job->row_length = rows->shape[1];
+    job->seq_length = seq_length;
+    job->tokens = views[TOKENS].buf;
+    job->labels = views[LABELS].buf;
+    job->loss_mask = views[LOSS_MASK].buf;
+    job->position_ids = views[POSITION_IDS].buf;
+    job->hf_labels = views[HF_LABELS].buf;
+    job->shift_labels = views[SHIFT_LABELS].buf;
+    job->cu_seqlens = views[CU_SEQLENS].buf;
+    job->cu_capacity = views[CU_SEQLENS].len / 4;
+    job->document_ends = views[DOCUMENT_ENDS].buf;
+    job->padding_rows = views[PADDING_ROWS].buf;
+    if (check_sizes(views, job) < 0) return -1;
+    return views[DOCUMENT_ENDS].obj ? check_document_ends(&views[DOCUMENT_ENDS], job) : 0;
+}
+
+static int integer(PyObject *object, const char *name, int64_t low, int64_t high, int64_t *value) {
+    *value = PyLong_AsLongLong(object);
+    if (*value == -1 && PyErr_Occurred()) return -1;
+    if (*value >= low && *value <= high) return 0;
+    PyErr_Format(PyExc_ValueError, "%s must be in [%lld, %lld], got %lld", name, (long long)low, (long long)high,
+                 (long long)*value);
+    return -1;
+}
+
+static int describe_rules(struct pack_job *job, PyObject *const *arguments, int64_t *seq_length) {
+    int64_t eod, pad, last_id, flags;
+    if (integer(arguments[0], "seq_length", INT32_MIN, INT32_MAX, seq_length) < 0) return -1;
+    if (integer(arguments[1], "eod", INT32_MIN, INT32_MAX, &eod) < 0) return -1;
+    if (integer(arguments[2], "pad", INT32_MIN, INT32_MAX, &pad) < 0) return -1;
+    if (integer(arguments[3], "last_id", -1, INT32_MAX, &last_id) < 0) return -1;
+    if (integer(arguments[4], "flags", 0, 7, &flags) < 0) return -1;
+    job->eod = (int32_t)eod;
+    job->pad = (int32_t)pad;
+    job->last_id = (int32_t)last_id;
+    job->reset_position_ids = flags & FLAG_RESET_POSITION_IDS;
+    job->reset_attention_mask = flags & FLAG_RESET_ATTENTION_MASK;
+    job->eod_mask_loss = flags & FLAG_EOD_MASK_LOSS;
+    return 0;
+}
+
+static PyObject *run_job(const struct pack_job *job) {
+    struct pack_counts counts;
+    if (job->num_rows * job->seq_length >= RELEASE_GIL_TOKENS) {
+        Py_BEGIN_ALLOW_THREADS
+        pack_rows(job, &counts);
+        Py_END_ALLOW_THREADS
+    } else {
+        pack_rows(job, &counts);
+    }
+    if (job->cu_seqlens && counts.num_documents >= job->cu_capacity)
+        return PyErr_Format(PyExc_ValueError, "cu_seqlens needs %lld elements for %lld documents, got %lld",
+                            (long long)counts.num_documents + 1, (long long)counts.num_documents,
+                            (long long)job->cu_capacity);
+    return Py_BuildValue("(LLLLL)", (long long)counts.num_documents, (long long)counts.max_seqlen,
+                         (long long)counts.num_loss_tokens, (long long)counts.num_valid_tokens,
+                         (long long)counts.first_foreign);
+}
+
+static int get_buffers(PyObject *rows, PyObject *outputs, PyObject *document_ends, PyObject *padding_rows,
+                       Py_buffer *views) {
+    if (!PyTuple_Check(outputs) || PyTuple_Size(outputs) != NUM_OUTPUTS) {
+        PyErr_Format(PyExc_TypeError, "outputs must be a tuple of %d", NUM_OUTPUTS);
+        return -1;
+    }
+    for (int which = 0; which < NUM_OUTPUTS; which++) {
+        PyObject *output = PyTuple_GetItem(outputs, which);
+        if (output != Py_None && get_buffer(output, which, &views[which]) < 0) return -1;
+    }
+    if (document_ends != Py_None && get_buffer(document_ends, DOCUMENT_ENDS, &views[DOCUMENT_ENDS]) < 0) return -1;
+    if (padding_rows != Py_None && get_buffer(padding_rows, PADDING_ROWS, &views[PADDING_ROWS]) < 0) return -1;
+    return get_buffer(rows, ROWS, &views[ROWS]);
+}
+
+static PyObject *pack(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    (void)module;
+    if (count != 9) return PyErr_Format(PyExc_TypeError, "pack takes 9 arguments, got %zd", count);
+    Py_buffer views[NUM_BUFFERS];
+    memset(views, 0, sizeof views);
+    struct pack_job job = {0};
+    int64_t seq_length;
+    PyObject *result = NULL;
+    if (get_buffers(arguments[0], arguments[1], arguments[2], arguments[3], views) == 0 &&
+        describe_rules(&job, arguments + 4, &seq_length) == 0 && describe_job(&job, views, seq_length) == 0)
+        result = run_job(&job);
+    for (int which = 0; which < NUM_BUFFERS; which++) PyBuffer_Release(&views[which]); /* an empty one is left alone */
+    return result;
+}
+
+static PyMethodDef functions[] = {
+    {"pack", (PyCFunction)(void (*)(void))pack, METH_FASTCALL,
+     "pack(rows, outputs, document_ends, padding_rows, seq_length, eod, pad, last_id, flags)\n"
+     "-> (num_documents, max_seqlen, num_loss_tokens, num_valid_tokens, first_foreign)\n\n"
+     "outputs: (tokens, labels, loss_mask, position_ids, cu_seqlens, hf_labels, shift_labels), an array or None each.\n"
+     "Fills outputs from rows [micro_batch, seq_length (+ 1)], uint16 or int32. ValueError names the buffer that\n"
+     "does not fit. Outputs hold nothing of use after an error, or when first_foreign >= 0: the index into rows of\n"
+     "the first id outside the vocabulary. Large batches are packed without the GIL."},
+    {NULL, NULL, 0, NULL},
+};
+
+int headrace_add_pack(PyObject *module) {
+    if (PyModule_AddFunctions(module, functions) < 0) return -1;
+    if (PyModule_AddIntConstant(module, "RESET_POSITION_IDS", FLAG_RESET_POSITION_IDS) < 0) return -1;
+    if (PyModule_AddIntConstant(module, "RESET_ATTENTION_MASK", FLAG_RESET_ATTENTION_MASK) < 0) return -1;
+    return PyModule_AddIntConstant(module, "EOD_MASK_LOSS", FLAG_EOD_MASK_LOSS);
+}
