@@ -6,7 +6,7 @@ import traceback
 
 import msgspec
 
-from headrace.errors import BatchTooLarge, ConfigError, FeedTimeout, FormatError, HeadraceError, SourceError
+from headrace.errors import BatchTooLarge, ConfigError, FeedTimeout, FormatError, HeadraceError, PeerGone, SourceError
 
 # A slot holds at least this much metadata, and a handshake message must pass a socket buffer.
 MAX_FAILURE_BYTES = 32 * 1024
@@ -21,6 +21,9 @@ class _Failure(msgspec.Struct):
     have: int = 0
     knob: str = ""
     timeout_s: float = 0.0
+    rank: int | None = None
+    pid: int = 0
+    version: int = 0
 
 
 def encode(error: BaseException) -> bytes:
@@ -29,6 +32,8 @@ def encode(error: BaseException) -> bytes:
         failure = _Failure("BatchTooLarge", "", need=error.need, have=error.have, knob=error.knob)
     elif isinstance(error, FeedTimeout):
         failure = _Failure("FeedTimeout", error.waiting_for, timeout_s=error.timeout_s)
+    elif isinstance(error, PeerGone):
+        failure = _Failure("PeerGone", error.who, rank=error.rank, pid=error.pid, version=error.version)
     elif isinstance(error, ConfigError | FormatError):
         failure = _Failure(type(error).__name__, _shortened(str(error)))
     elif isinstance(error, SourceError):
@@ -49,6 +54,8 @@ def decode(raw: bytes) -> HeadraceError:
             return BatchTooLarge(need=failure.need, have=failure.have, knob=failure.knob)
         case "FeedTimeout":
             return FeedTimeout(failure.message, timeout_s=failure.timeout_s)
+        case "PeerGone":
+            return PeerGone(failure.message, rank=failure.rank, pid=failure.pid, version=failure.version)
         case "ConfigError":
             return ConfigError(failure.message)
         case "FormatError":

@@ -79,12 +79,21 @@ class RingReader(Generic[Array]):
         if delivery is None:
             delivery = self._wait()
         while delivery[2] == RESIZE:
-            data_fd, slot_bytes = self._receive_data()
-            # Batches still held stay valid: their views keep the old mapping, and nobody writes there any more.
-            self._use_data(data_fd, slot_bytes)
-            os.close(data_fd)
+            self._switch()
             delivery = self._native.next(TICK_S) or self._wait()
         return delivery
+
+    def absorb_resize(self) -> None:
+        """Take the RESIZE that was just published by a writer in this very process, which would wait for us otherwise."""
+        delivery = self._native.next(TICK_S)
+        assert delivery is not None and delivery[2] == RESIZE, "the writer has published a RESIZE"
+        self._switch()
+
+    def _switch(self) -> None:
+        data_fd, slot_bytes = self._receive_data()
+        # Batches still held stay valid: their views keep the old mapping, and nobody writes there any more.
+        self._use_data(data_fd, slot_bytes)
+        os.close(data_fd)
 
     def arrays(self, delivery: _native.Delivery) -> dict[str, Array]:
         """The arrays of a DATA version, valid while it is one of the last `hold`. Shared: do not change the dict."""
