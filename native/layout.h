@@ -36,7 +36,7 @@ _Static_assert(sizeof(_Atomic uint64_t) == 8 && sizeof(_Atomic uint32_t) == 4, "
 #define HR_NAME_BYTES 40
 #define HR_DTYPE_BYTES 16
 #define HR_MAX_DIMENSIONS 6
-#define HR_LEFT UINT64_MAX /* `released` of a reader that closed in good order: it holds nobody up any more */
+#define HR_LEFT UINT64_MAX /* `released` of a reader that closed, or took the last version: it holds nobody up any more */
 
 /* What became of the ring: HR_RUNNING, HR_WRITER_LEFT, or HR_READER_GONE + index of the reader. Set once, never reset;
  * one word, so that nobody reads the state of one death with the culprit of another. */
@@ -76,9 +76,11 @@ typedef struct { /* the writer sleeps on `event` until min(released) >= wanted; 
 
 typedef struct { /* released: versions below it are no longer read by this reader */
     _Atomic uint64_t released;
-    int64_t pid;
+    _Atomic uint32_t claimed; /* 0 until a process takes this line, 1 from then on: no line has two readers, ever */
+    uint32_t unused_word;
+    int64_t pid; /* of the claimant, as it sees itself: for people who debug, since it means nothing in another namespace */
     uint64_t start_time;
-    uint8_t unused[HR_LINE - 24];
+    uint8_t unused[HR_LINE - 32];
 } hr_reader_line;
 
 typedef struct {
@@ -116,6 +118,8 @@ typedef struct {
 _Static_assert(sizeof(hr_header) == HR_LINE && sizeof(hr_fate) == HR_LINE && sizeof(hr_writer_line) == HR_LINE, "one line each");
 _Static_assert(sizeof(hr_event_line) == HR_LINE && sizeof(hr_reader_line) == HR_LINE, "one line each");
 _Static_assert(offsetof(hr_control, readers) == 4 * HR_LINE, "control layout, version 1");
+_Static_assert(offsetof(hr_header, generation) == 24 && offsetof(hr_event_line, wanted) == 8, "control layout, version 1");
+_Static_assert(offsetof(hr_reader_line, claimed) == 8 && offsetof(hr_reader_line, pid) == 16, "control layout, version 1");
 _Static_assert(sizeof(hr_descriptor) == 256 && sizeof(hr_field) == 128, "slot layout, version 1");
 _Static_assert(offsetof(hr_descriptor, counts) == 48 && offsetof(hr_descriptor, lengths) == 112, "slot layout, version 1");
 _Static_assert(offsetof(hr_field, offset) == 56 && offsetof(hr_field, shape) == 64, "slot layout, version 1");

@@ -1,7 +1,7 @@
 /* RingWriter and RingReader: the protocol of ring.h for Python.
  *
  * A call does at most one bounded sleep and returns None when it was not enough. Deadlines, signals, who is alive and
- * what to say about it are decided in Python (shm/ring.py), at most ten times a second; the ready case is one call that
+ * what to say about it are decided in Python (shm/ring_writer.py, ring_reader.py), at most ten times a second; the ready case is one call that
  * never drops the GIL (a busy Python thread turned a 47 us wait into 5.2 ms when it did). */
 #include "ring.h"
 
@@ -21,6 +21,7 @@ typedef struct {
     uint64_t wait_ns;
     uint64_t released; /* reader only */
     uint32_t index;    /* reader only */
+    int left;          /* reader only: it has said that it reads nothing any more */
     int busy;          /* a thread of this process is inside a wait */
 } Ring;
 
@@ -225,6 +226,7 @@ static PyObject *writer_publish(Ring *self, PyObject *args, PyObject *kwargs) {
     int num_ragged = copy_integers(lengths, descriptor.lengths, HR_MAX_RAGGED, "ragged lengths");
     if (num_ragged < 0) return NULL;
     descriptor.num_ragged = (uint32_t)num_ragged;
+    hr_point(1);
     memcpy(descriptor_of(self, self->next), &descriptor, sizeof descriptor);
     hr_publish(self->control, self->next);
     return PyLong_FromUnsignedLongLong(self->next++);
@@ -233,15 +235,23 @@ static PyObject *writer_publish(Ring *self, PyObject *args, PyObject *kwargs) {
 /* ---- reader ------------------------------------------------------------------------------------------------------ */
 
 static PyObject *reader_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"control", "index", NULL};
+    static char *names[] = {"control", "index", "pid", "start_time", NULL};
     PyObject *control;
     unsigned int index;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OI", names, &control, &index)) return NULL;
-    return ring_new(type, control, index);
+    long long pid;
+    unsigned long long start_time;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OILK", names, &control, &index, &pid, &start_time)) return NULL;
+    Ring *self = (Ring *)ring_new(type, control, index);
+    if (self != NULL && !hr_claim(self->control, index, pid, start_time)) {
+        PyErr_Format(PyExc_ValueError, "reader %u is taken by process %lld: a line of the ring has one reader", index,
+                     (long long)self->control->readers[index].pid);
+        Py_CLEAR(self);
+    }
+    return (PyObject *)self;
 }
 
 static void release_to(Ring *self, uint64_t count) {
-    if (count <= self->released) return;
+    if (count <= self->released || self->left) return;
     self->released = count;
     hr_release(self->control, self->index, count);
 }
@@ -276,15 +286,11 @@ static PyObject *delivery(Ring *self, const hr_descriptor *descriptor) {
     return result;
 }
 
-static PyObject *take(Ring *self, double timeout_s) {
+/* One bounded sleep for the next version. True: it may be read. */
+static bool wait_for_version(Ring *self, double timeout_s) {
     hr_control *control = self->control;
-    if (self->data == NULL) {
-        PyErr_SetString(PyExc_RuntimeError, "no data mapping: call use_data first");
-        return NULL;
-    }
-    uint32_t state = atomic_load_explicit(&control->fate.state, memory_order_acquire);
     bool ready = hr_is_published(control, self->next);
-    if (!ready && state == HR_RUNNING) {
+    if (!ready && atomic_load_explicit(&control->fate.state, memory_order_acquire) == HR_RUNNING) {
         int64_t start = now_ns();
         self->busy = 1;
         Py_BEGIN_ALLOW_THREADS
@@ -293,10 +299,21 @@ static PyObject *take(Ring *self, double timeout_s) {
         self->busy = 0;
         self->num_waits++;
         self->wait_ns += (uint64_t)(now_ns() - start);
-        state = atomic_load_explicit(&control->fate.state, memory_order_acquire);
     }
     /* A dead writer's batches are drained first, so that all readers stop at one version; a dead reader stops all at once. */
-    if (!ready || state >= HR_READER_GONE) Py_RETURN_NONE;
+    return ready && atomic_load_explicit(&control->fate.state, memory_order_acquire) < HR_READER_GONE;
+}
+
+static PyObject *reader_next(Ring *self, PyObject *argument) {
+    double timeout_s = PyFloat_AsDouble(argument);
+    if ((timeout_s == -1.0 && PyErr_Occurred()) || check_open(self) < 0) return NULL;
+    if (self->data == NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "no data mapping: call use_data first");
+        return NULL;
+    }
+    uint64_t kept = self->control->header.hold - 1;
+    if (self->next > kept) release_to(self, self->next - kept);
+    if (!wait_for_version(self, timeout_s)) Py_RETURN_NONE;
     const hr_descriptor *descriptor = descriptor_of(self, self->next);
     if (descriptor->version != self->next || descriptor->num_ragged > HR_MAX_RAGGED) {
         PyErr_Format(PyExc_RuntimeError, "slot holds version %llu where %llu was published: shared memory was overwritten",
@@ -304,22 +321,17 @@ static PyObject *take(Ring *self, double timeout_s) {
         return NULL;
     }
     PyObject *result = delivery(self, descriptor);
-    if (result != NULL) self->next++;
+    if (result == NULL) return NULL;
+    hr_point(9);
+    if (descriptor->kind == HR_END || descriptor->kind == HR_ERROR) {
+        /* Nothing comes after it, so this call will only ever give it again, and nobody needs this reader: when its process
+         * exits now, no slower one calls it dead. */
+        self->left = 1;
+        hr_leave(self->control, self->index);
+    } else {
+        self->next++;
+    }
     return result;
-}
-
-static PyObject *reader_next(Ring *self, PyObject *argument) {
-    double timeout_s = PyFloat_AsDouble(argument);
-    if ((timeout_s == -1.0 && PyErr_Occurred()) || check_open(self) < 0) return NULL;
-    uint64_t kept = self->control->header.hold - 1;
-    if (self->next > kept) release_to(self, self->next - kept);
-    return take(self, timeout_s);
-}
-
-static PyObject *reader_take(Ring *self, PyObject *argument) {
-    double timeout_s = PyFloat_AsDouble(argument);
-    if ((timeout_s == -1.0 && PyErr_Occurred()) || check_open(self) < 0) return NULL;
-    return take(self, timeout_s);
 }
 
 static PyObject *reader_release(Ring *self, PyObject *argument) {
@@ -335,26 +347,27 @@ static PyObject *reader_release(Ring *self, PyObject *argument) {
 
 static PyObject *reader_leave(Ring *self, PyObject *unused) {
     (void)unused;
-    if (self->control == NULL) return check_open(self), NULL; /* allowed while another thread waits: it wakes that one up */
+    if (self->control == NULL) return check_open(self), NULL; /* allowed while another thread waits */
+    self->left = 1;
     hr_leave(self->control, self->index);
     Py_RETURN_NONE;
 }
 
 /* ---- types ------------------------------------------------------------------------------------------------------- */
 
-#define GETTER(name, expression)                                       \
-    static PyObject *get_##name(Ring *self, void *unused) {            \
-        (void)unused;                                                  \
-        if (self->control == NULL) return check_open(self), NULL;      \
-        return PyLong_FromUnsignedLongLong(expression);                \
+#define GETTER(name, needs_ring, expression)                                   \
+    static PyObject *get_##name(Ring *self, void *unused) {                    \
+        (void)unused;                                                          \
+        if (needs_ring && self->control == NULL) return check_open(self), NULL; \
+        return PyLong_FromUnsignedLongLong(expression);                        \
     }
 
-GETTER(published, atomic_load(&self->control->writer.published))
-GETTER(state, atomic_load(&self->control->fate.state))
-GETTER(generation, self->control->header.generation)
-GETTER(position, self->next)
-GETTER(num_waits, self->num_waits)
-GETTER(wait_ns, self->wait_ns)
+GETTER(published, 1, atomic_load(&self->control->writer.published))
+GETTER(state, 1, atomic_load(&self->control->fate.state))
+GETTER(generation, 1, self->control->header.generation)
+GETTER(position, 0, self->next)
+GETTER(num_waits, 0, self->num_waits)
+GETTER(wait_ns, 0, self->wait_ns)
 
 static PyObject *get_released(Ring *self, void *unused) {
     (void)unused;
@@ -389,8 +402,9 @@ static PyMethodDef writer_methods[] = {
 
 static PyMethodDef reader_methods[] = {
     {"use_data", (PyCFunction)ring_use_data, METH_VARARGS, "use_data(mapping, slot_bytes): read these slots from now on."},
-    {"next", (PyCFunction)reader_next, METH_O, "next(timeout_s): hand back all but the last hold - 1 versions, then take."},
-    {"take", (PyCFunction)reader_take, METH_O, "take(timeout_s) -> (version, slot, kind, layout_id, counts, lengths) or None."},
+    {"next", (PyCFunction)reader_next, METH_O,
+     "next(timeout_s) -> (version, slot, kind, layout_id, counts, lengths) or None: hand back all but the last hold - 1 "
+     "versions, then take the next one. END and ERROR leave the ring, and come again with every further call."},
     {"release", (PyCFunction)reader_release, METH_O, "release(count): versions below count are no longer read."},
     {"leave", (PyCFunction)reader_leave, METH_NOARGS, "Hold the writer up no more."},
     {"set_fate", (PyCFunction)ring_set_fate, METH_VARARGS, "set_fate(state): tell everybody; the first to say so wins."},

@@ -10,7 +10,9 @@ from headrace.errors import BatchTooLarge, ConfigError, FeedTimeout, FormatError
 
 # A slot holds at least this much metadata, and a handshake message must pass a socket buffer.
 MAX_FAILURE_BYTES = 32 * 1024
-_MAX_TEXT = 12_000
+# What two texts may have each: most need little more room as JSON, and the last fits whatever JSON makes of it (a
+# control character becomes six bytes).
+_TEXT_BUDGETS_BYTES = (15_000, 8_000, 2_500)
 
 
 class _Failure(msgspec.Struct):
@@ -28,22 +30,27 @@ class _Failure(msgspec.Struct):
 
 def encode(error: BaseException) -> bytes:
     """The error as at most MAX_FAILURE_BYTES. The user's own exception keeps its traceback, ours keep their numbers."""
+    for budget in _TEXT_BUDGETS_BYTES:
+        raw = msgspec.json.encode(_described(error, budget))
+        if len(raw) <= MAX_FAILURE_BYTES:
+            break
+    return raw
+
+
+def _described(error: BaseException, budget: int) -> _Failure:
     if isinstance(error, BatchTooLarge):
-        failure = _Failure("BatchTooLarge", "", need=error.need, have=error.have, knob=error.knob)
-    elif isinstance(error, FeedTimeout):
-        failure = _Failure("FeedTimeout", error.waiting_for, timeout_s=error.timeout_s)
-    elif isinstance(error, PeerGone):
-        failure = _Failure("PeerGone", error.who, rank=error.rank, pid=error.pid, version=error.version)
-    elif isinstance(error, ConfigError | FormatError):
-        failure = _Failure(type(error).__name__, _shortened(str(error)))
-    elif isinstance(error, SourceError):
-        message = str(error).removesuffix(error.source_traceback).rstrip()
-        failure = _Failure("SourceError", _shortened(message), traceback=_shortened(error.source_traceback))
+        return _Failure("BatchTooLarge", "", need=error.need, have=error.have, knob=error.knob)
+    if isinstance(error, FeedTimeout):
+        return _Failure("FeedTimeout", _shortened(error.waiting_for, budget), timeout_s=error.timeout_s)
+    if isinstance(error, ConfigError | FormatError):
+        return _Failure(type(error).__name__, _shortened(str(error), budget))
+    if isinstance(error, SourceError):
+        message, text = str(error).removesuffix(error.source_traceback).rstrip(), error.source_traceback
     else:
+        # format_exception_only survives an exception whose own __str__ raises.
+        message = f"the data source raised {traceback.format_exception_only(error)[-1].strip()}"
         text = "".join(traceback.format_exception(error))
-        message = f"the data source raised {type(error).__name__}: {error}"
-        failure = _Failure("SourceError", _shortened(message), traceback=_shortened(text))
-    return msgspec.json.encode(failure)
+    return _Failure("SourceError", _shortened(message, budget), traceback=_shortened(text, budget))
 
 
 def decode(raw: bytes) -> HeadraceError:
@@ -63,9 +70,12 @@ def decode(raw: bytes) -> HeadraceError:
     return SourceError(failure.message, source_traceback=failure.traceback)
 
 
-def _shortened(text: str) -> str:
+def _shortened(text: str, budget: int) -> str:
     """The end of a traceback says what happened, its beginning where: keep both."""
-    if len(text) <= _MAX_TEXT:
-        return text
-    half = _MAX_TEXT // 2
-    return f"{text[:half]}\n... {len(text) - 2 * half:,} characters left out ...\n{text[-half:]}"
+    # A file name that is not UTF-8 reaches Python as lone surrogates, which no encoder takes.
+    raw = text.encode("utf-8", "backslashreplace")
+    if len(raw) <= budget:
+        return raw.decode()
+    half = budget // 2 - 30
+    head, tail = raw[:half].decode("utf-8", "ignore"), raw[-half:].decode("utf-8", "ignore")
+    return f"{head}\n... {len(raw) - 2 * half:,} bytes left out ...\n{tail}"

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from headrace import _native
-from headrace.errors import FormatError
+from headrace.errors import ConfigError, FormatError
 from headrace.spec import FIELD_ALIGNMENT, MAX_DIMENSIONS, BatchSpec, Field, align
 
 # version, kind, layout_id, used_bytes, blob_offset, blob_bytes, num_fields, num_ragged
@@ -23,6 +23,8 @@ DESCRIPTOR_HEAD = struct.Struct("<QIIQQQII")
 # name, dtype, offset, shape[6], num_dimensions, ragged_index
 FIELD = struct.Struct("<40s16sQ6qIi8x")
 assert FIELD.size == _native.FIELD_BYTES, "native/layout.h and shm/layout.py disagree"
+
+_DTYPE_BYTES = 16
 
 SLOT_ALIGNMENT = 4096
 
@@ -67,6 +69,8 @@ def lay_out(spec: BatchSpec) -> SlotLayout:
         places[alias] = Place(
             name=alias, dtype=of.dtype, shape=of.shape, offset=of.offset, ragged_index=of.ragged_index
         )
+    if num_ragged > _native.MAX_RAGGED:
+        raise ConfigError(f"at most {_native.MAX_RAGGED} fields of a batch can be ragged, got {num_ragged}")
     return SlotLayout(
         places=tuple(places.values()), fields_offset=fields_offset, blob_offset=offset, num_ragged=num_ragged
     )
@@ -74,6 +78,11 @@ def lay_out(spec: BatchSpec) -> SlotLayout:
 
 def _place(field: Field, offset: int, ragged_index: int) -> Place:
     dtype = np.dtype(field.dtype).newbyteorder("<").str
+    if np.dtype(dtype).newbyteorder("=") != np.dtype(field.dtype).newbyteorder("=") or len(dtype) > _DTYPE_BYTES:
+        raise ConfigError(
+            f"field {field.name!r} has dtype {np.dtype(field.dtype)}, which the type string {dtype!r} does not say; "
+            "split a structured field into plain ones, view bfloat16 as uint16"
+        )
     return Place(name=field.name, dtype=dtype, shape=field.shape, offset=offset, ragged_index=ragged_index)
 
 

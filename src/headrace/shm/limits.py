@@ -59,7 +59,8 @@ def _ancestors(
 ) -> Iterator[Headroom]:
     for mounted_root, mount_point in _mounts_of(mounts, kind, controller):
         # Without a cgroup namespace a container sees the host's path, but only its own part of the tree is mounted.
-        inside = path[len(mounted_root) :] if mounted_root != "/" and path.startswith(mounted_root) else path
+        within = mounted_root != "/" and (path + "/").startswith(mounted_root + "/")
+        inside = path[len(mounted_root) :] if within else path
         top = root / mount_point.lstrip("/")
         folder = top / inside.lstrip("/")
         for group in (folder, *folder.parents):

@@ -4,33 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import os
-import weakref
 from collections.abc import Callable
-from typing import Any, Generic
+from typing import Generic
 
 import numpy as np
 
 from headrace import _native
-from headrace.errors import ConfigError, FeedClosed, HeadraceError, PeerGone
-from headrace.shm import segment
+from headrace.errors import FeedClosed, HeadraceError, PeerGone
+from headrace.shm import forked, segment
 from headrace.shm.layout import read_blob
-from headrace.shm.peers import WRITER, Watch
+from headrace.shm.peers import WRITER, Watch, start_time
 from headrace.shm.ring_writer import is_debugging
 from headrace.shm.slots import Array, ReadableSlots, split
 from headrace.shm.waiting import TICK_S, Patience, RingConfig
 
 _KNOB = "num_slots or the micro batch"
 RESIZE = _native.RESIZE
-
-
-class _Unusable:
-    """Stands where the native end was: every use raises. The ready path needs no check of its own that way."""
-
-    def __init__(self, error: Callable[[], HeadraceError]) -> None:
-        self._error = error
-
-    def next(self, timeout_s: float) -> _native.Delivery | None:
-        raise self._error()
 
 
 class RingReader(Generic[Array]):
@@ -55,11 +44,14 @@ class RingReader(Generic[Array]):
     ) -> None:
         self.config, self.index, self._who = config, index, who
         self._watch, self._receive_data, self._wrap = watch, receive_data, wrap
-        self._closing = False
-        self._ring = _native.RingReader(segment.attach(control_fd, writable=True, knob=_KNOB), index)
-        self._native: _native.RingReader | _Unusable = self._ring
+        self._closed = False
+        pid = os.getpid()
+        self._ring = _native.RingReader(
+            segment.attach(control_fd, writable=True, knob=_KNOB), index, pid, start_time(pid)
+        )
+        self._native: _native.RingReader | forked.Unusable = self._ring
         self._use_data(data_fd, slot_bytes)
-        _alive.add(self)
+        forked.register(self)
 
     def _use_data(self, data_fd: int, slot_bytes: int) -> None:
         mapping = segment.attach(data_fd, writable=not is_debugging(), knob=_KNOB, populate=True)
@@ -73,72 +65,99 @@ class RingReader(Generic[Array]):
         """Hand back all but the last hold - 1 versions and take the next one.
 
         A delivery is (version, slot, kind, layout_id, counts, lengths). Blocks until it is there; one C call if it is.
-        PeerGone, FeedTimeout, FeedClosed.
+        END and ERROR come again with every further call. PeerGone, FeedTimeout, FeedClosed.
         """
         delivery = self._native.next(TICK_S)
         if delivery is None:
             delivery = self._wait()
         while delivery[2] == RESIZE:
-            self._switch()
+            self._move()
             delivery = self._native.next(TICK_S) or self._wait()
         return delivery
 
     def absorb_resize(self) -> None:
-        """Take the RESIZE that was just published by a writer in this very process, which would wait for us otherwise."""
+        """Take the RESIZE just published by a writer in this very process, which would wait for us otherwise."""
         delivery = self._native.next(TICK_S)
-        assert delivery is not None and delivery[2] == RESIZE, "the writer has published a RESIZE"
-        self._switch()
+        assert delivery is not None, "the writer has published"
+        assert delivery[2] == RESIZE, "the writer has published a RESIZE"
+        self._move()
 
-    def _switch(self) -> None:
-        data_fd, slot_bytes = self._receive_data()
-        # Batches still held stay valid: their views keep the old mapping, and nobody writes there any more.
-        self._use_data(data_fd, slot_bytes)
-        os.close(data_fd)
+    def _move(self) -> None:
+        """Switch to the larger segment. Batches still held stay valid: their views keep the old memory, and nobody
+        writes there any more."""
+        try:
+            data_fd, slot_bytes = self._receive_data()
+            try:
+                self._use_data(data_fd, slot_bytes)
+            finally:
+                os.close(data_fd)
+        except BaseException as error:
+            # RESIZE is behind us and the versions after it lie where we cannot look: this end reads nothing any more.
+            reason = error if isinstance(error, HeadraceError) else FeedClosed("interrupted while the feed grew")
+            self._native = forked.Unusable(lambda: reason)
+            raise
 
     def arrays(self, delivery: _native.Delivery) -> dict[str, Array]:
-        """The arrays of a DATA version, valid while it is one of the last `hold`. Shared: do not change the dict."""
+        """The arrays of a DATA version, valid while it is one of the last `hold`. Shared: do not change the dict.
+
+        Ask before the next `next`: afterwards a delivery may speak of a segment that is no longer this reader's.
+        """
         return self._slots.arrays(delivery[1], delivery[3], delivery[5])
 
     def blob(self, delivery: _native.Delivery) -> bytes:
         """A copy of the extra metadata of a version, under the same condition."""
         return read_blob(self._slots.memory[delivery[1]])
 
+    def release(self) -> None:
+        """Hand back everything taken so far: for whoever has copied it. The writer gets its slots a step earlier."""
+        self._native.release(self._ring.position)
+
     # -- waiting -------------------------------------------------------------------------------------------------------
 
     def _wait(self) -> _native.Delivery:
         patience = Patience(self.config, self._describe)
-        while True:
-            if self._closing:
-                self._ring.close()
-                raise FeedClosed("this feed was closed while it waited for a batch")
-            self._check_peers()
-            patience.check()
-            delivery = self._ring.next(TICK_S)
-            if delivery is not None:
-                return delivery
+        try:
+            while True:
+                self._check_peers()
+                patience.check()
+                delivery = self._native.next(TICK_S)
+                if delivery is not None:
+                    return delivery
+        except (FeedClosed, ValueError):
+            if not self._closed:
+                raise
+            self._ring.close()  # another thread closed this end while this one waited in it
+            raise FeedClosed("this feed was closed while it waited for a batch") from None
 
     def _check_peers(self) -> None:
         """PeerGone for a dead reader at once; for a dead or departed writer only when all it published is read."""
-        version, released = self._ring.position, self._ring.released
+        native = self._native
+        version, released = native.position, native.released
         dead = self._watch.dead()
-        if WRITER not in dead:  # a writer that is a rank as well counts as writer: its batches are drained
+        if WRITER not in dead:
             for key in dead:
-                if released[key] != _native.LEFT:
-                    self._ring.set_fate(_native.READER_GONE + key)
-        state = self._ring.state
+                # A rank that writes as well counts as writer: what it has published is drained.
+                if released[key] != _native.LEFT and not self._watch.is_writer(key):
+                    native.set_fate(_native.READER_GONE + key)
+        state = native.state
         if state >= _native.READER_GONE:
             peer = self._watch.peer(state - _native.READER_GONE)
             raise PeerGone(peer.who, rank=peer.rank, pid=peer.pid, version=version)
-        if (WRITER in dead or state == _native.WRITER_LEFT) and self._ring.published <= version:
+        if (WRITER in dead or state == _native.WRITER_LEFT) and native.published <= version:
             writer = self._watch.peer(WRITER)
             reason = "died" if state == _native.RUNNING else "closed the feed before its end"
             raise PeerGone(writer.who, rank=writer.rank, pid=writer.pid, version=version, reason=reason)
 
     def _describe(self) -> str:
         writer = self._watch.peer(WRITER)
+        late = [
+            f"{self._watch.peer(i).describe()} has handed back {count}"
+            for i, count in enumerate(self._ring.released)
+            if count != _native.LEFT and i != self.index
+        ]
         return (
-            f"version {self._ring.position} from {writer.who} (pid {writer.pid}), which has published "
-            f"{self._ring.published}; {self._who} waits, readers have handed back {self._ring.released}"
+            f"version {self._ring.position} from {writer.describe()}, which has published {self._ring.published}; "
+            f"{self._who} (pid {os.getpid()}) waits" + "".join(f", {reader}" for reader in late)
         )
 
     # -- facts and end -------------------------------------------------------------------------------------------------
@@ -150,6 +169,7 @@ class RingReader(Generic[Array]):
 
     @property
     def published(self) -> int:
+        """Versions published so far: `published - version` of them are ready."""
         return self._ring.published
 
     @property
@@ -163,30 +183,19 @@ class RingReader(Generic[Array]):
         return self._ring.wait_ns
 
     def close(self) -> None:
-        """Leave the ring: it holds the writer up no more. Views that are still alive keep their memory. Idempotent."""
-        if isinstance(self._native, _Unusable):
+        """Leave the ring: it holds the writer up no more. Idempotent.
+
+        Views that are still alive keep their memory, but from now on the writer may reuse it.
+        """
+        if self._closed:
             return
-        self._closing = True
-        self._native = _Unusable(lambda: FeedClosed("this feed is closed"))
-        with contextlib.suppress(ValueError):
-            self._ring.leave()
+        self._closed = True
+        self._native = forked.Unusable(lambda: FeedClosed("this feed is closed"))
+        self._ring.leave()
+        self._slots = ReadableSlots([], self._wrap)
         with contextlib.suppress(RuntimeError):  # a thread inside a wait closes when it comes out
             self._ring.close()
 
-    def _disown(self) -> None:
-        """In a forked child: this end belongs to the parent, which goes on reading."""
-        parent = os.getppid()
-        self._native = _Unusable(
-            lambda: ConfigError(f"this feed belongs to process {parent}; a forked child cannot read it, make one there")
-        )
-
-
-_alive: weakref.WeakSet[RingReader[Any]] = weakref.WeakSet()
-
-
-def _disown_all() -> None:
-    for reader in list(_alive):
-        reader._disown()
-
-
-os.register_at_fork(after_in_child=_disown_all)
+    def disown(self, instead: forked.Unusable) -> None:
+        """See forked.py."""
+        self._closed, self._native = True, instead

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from headrace import _native
-from headrace.errors import BatchTooLarge, PeerGone
-from headrace.shm import segment
+from headrace.errors import BatchTooLarge, ConfigError, PeerGone
+from headrace.shm import forked, segment
 from headrace.shm.failure import MAX_FAILURE_BYTES
 from headrace.shm.layout import SLOT_ALIGNMENT, slot_bytes_for
 from headrace.shm.peers import WRITER, Watch, start_time
@@ -42,30 +42,41 @@ class RingWriter:
     def __init__(
         self, config: RingConfig, *, watch: Watch, num_readers: int, slot_bytes: int, max_slot_bytes: int
     ) -> None:
+        if not 1 <= num_readers <= _native.MAX_READERS:
+            raise ConfigError(f"a ring has 1 to {_native.MAX_READERS} readers, got {num_readers}")
+        if max_slot_bytes < MIN_SLOT_BYTES:
+            raise ConfigError(f"max_slot_bytes must be at least {MIN_SLOT_BYTES:,}, got {max_slot_bytes:,}")
         self.config, self.max_slot_bytes = config, max_slot_bytes
-        self._watch = watch
-        self._debug = is_debugging()
-        control_bytes = _native.CONTROL_BYTES + num_readers * _native.LINE_BYTES
-        self.control_fd = segment.create("headrace-control", control_bytes, knob=_KNOB)
-        self._native = _native.RingWriter(
-            segment.attach(self.control_fd, writable=True, knob=_KNOB),
-            config.num_slots,
-            num_readers,
-            config.hold,
-            secrets.randbits(64),
-            os.getpid(),
-            start_time(os.getpid()),
-        )
         self.slot_bytes = align(max(slot_bytes, MIN_SLOT_BYTES), SLOT_ALIGNMENT)
         if self.slot_bytes > max_slot_bytes:
             raise BatchTooLarge(need=self.slot_bytes, have=max_slot_bytes)
-        self.data_fd = segment.create("headrace-data", config.num_slots * self.slot_bytes, knob=_KNOB)
-        self._use_data()
+        self._watch = watch
+        self._debug = is_debugging()
+        self.control_fd = self.data_fd = -1
+        try:
+            self.control_fd = segment.create(
+                "headrace-control", _native.CONTROL_BYTES + num_readers * _native.LINE_BYTES, knob=_KNOB
+            )
+            self._native: _native.RingWriter | forked.Unusable = _native.RingWriter(
+                segment.attach(self.control_fd, writable=True, knob=_KNOB),
+                config.num_slots,
+                num_readers,
+                config.hold,
+                secrets.randbits(64),
+                os.getpid(),
+                start_time(os.getpid()),
+            )
+            self.data_fd = segment.create("headrace-data", config.num_slots * self.slot_bytes, knob=_KNOB)
+            self._use_data(self.data_fd, self.slot_bytes)
+        except BaseException:
+            self._close_descriptors()
+            raise
+        forked.register(self)
 
-    def _use_data(self) -> None:
-        mapping = segment.attach(self.data_fd, writable=True, knob=_KNOB, populate=True)
-        self._native.use_data(mapping, self.slot_bytes)
-        self._slots = WritableSlots(split(segment.memory(mapping), self.config.num_slots, self.slot_bytes))
+    def _use_data(self, data_fd: int, slot_bytes: int) -> None:
+        mapping = segment.attach(data_fd, writable=True, knob=_KNOB, populate=True)
+        self._native.use_data(mapping, slot_bytes)
+        self._slots = WritableSlots(split(segment.memory(mapping), self.config.num_slots, slot_bytes))
         self._poisoned = self._native.position
 
     # -- one batch: begin, fill the arrays, publish --------------------------------------------------------------------
@@ -90,7 +101,9 @@ class RingWriter:
             raise BatchTooLarge(need=end, have=self.slot_bytes, knob="slot_bytes")
         self._slots.write_blob(slot, layout.blob_offset, blob)
         num_fields, used_bytes = len(layout.places), layout.blob_offset
-        return self._native.publish(DATA, layout_id, num_fields, used_bytes, used_bytes, len(blob), counts, lengths)
+        return int(
+            self._native.publish(DATA, layout_id, num_fields, used_bytes, used_bytes, len(blob), counts, lengths)
+        )
 
     def finish(self, kind: int, blob: bytes = b"") -> None:
         """Publish END, or ERROR with its failure, as the last version. Blocks for a slot like `begin`."""
@@ -117,24 +130,28 @@ class RingWriter:
         ceiling = self.max_slot_bytes // SLOT_ALIGNMENT * SLOT_ALIGNMENT
         slot_bytes = max(need, min(align(self.slot_bytes * 3 // 2, SLOT_ALIGNMENT), ceiling))
         larger_fd = segment.create("headrace-data", self.config.num_slots * slot_bytes, knob=_KNOB)
-        hand_out(larger_fd, slot_bytes)
-        self._publish_event(RESIZE)
+        try:
+            hand_out(larger_fd, slot_bytes)
+            self._publish_event(RESIZE)
+            self._use_data(larger_fd, slot_bytes)
+        except BaseException:
+            os.close(larger_fd)
+            raise
         os.close(self.data_fd)
         self.data_fd, self.slot_bytes = larger_fd, slot_bytes
-        self._use_data()
 
     # -- waiting -------------------------------------------------------------------------------------------------------
 
     def _wait_for_slot(self) -> int:
-        if self._debug:
-            self._poison_released()
-        slot = self._native.begin(TICK_S)
+        slot: int | None = self._native.begin(TICK_S)
         if slot is None:
             patience = Patience(self.config, self._describe)
             while slot is None:
                 self.check_readers()
                 patience.check()
                 slot = self._native.begin(TICK_S)
+        if self._debug:
+            self._poison_released()
         return slot
 
     def check_readers(self) -> None:
@@ -152,17 +169,18 @@ class RingWriter:
     def _describe(self) -> str:
         needed = self._native.position - self.config.num_slots + 1
         late = [
-            f"{self._watch.peer(i).who} (pid {self._watch.peer(i).pid}), which has handed back {count}"
+            f"{self._watch.peer(i).describe()}, which has handed back {count}"
             for i, count in enumerate(self._native.released)
             if count < needed
         ]
         return f"a free slot for version {self._native.position}: still held by {'; '.join(late)}"
 
     def _poison_released(self) -> None:
-        least = min(self._native.released)
-        for version in range(self._poisoned, min(least, self._native.position)):
+        # An older version's slot has been written again: what lies there now is being read.
+        oldest = max(self._poisoned, self._native.position - self.config.num_slots)
+        self._poisoned = min(*self._native.released, self._native.position)
+        for version in range(oldest, self._poisoned):
             self._slots.poison(version % self.config.num_slots)
-            self._poisoned = version + 1
 
     # -- facts and end -------------------------------------------------------------------------------------------------
 
@@ -182,6 +200,16 @@ class RingWriter:
             return
         self._native.set_fate(_native.WRITER_LEFT)
         self._native.close()
-        os.close(self.control_fd)
-        os.close(self.data_fd)
+        self._slots = WritableSlots([])
+        self._close_descriptors()
+
+    def _close_descriptors(self) -> None:
+        for fd in (self.control_fd, self.data_fd):
+            if fd >= 0:
+                os.close(fd)
         self.control_fd = self.data_fd = -1
+
+    def disown(self, instead: forked.Unusable) -> None:
+        """See forked.py. The child's copies of the descriptors go; the parent's ring goes on."""
+        self._native = instead
+        self._close_descriptors()

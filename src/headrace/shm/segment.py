@@ -18,6 +18,8 @@ from headrace.errors import ConfigError
 from headrace.shm.limits import check_headroom
 from headrace.spec import ARENA_ALIGNMENT, align
 
+_MFD_NOEXEC_SEAL = 0x0008  # Linux 6.3; where vm.memfd_noexec=2 nothing else is allowed
+_PIECE_BYTES = 4 << 20
 MADV_POPULATE_WRITE = 23  # Linux 5.14
 MADV_COLLAPSE = 25  # Linux 6.1; works on memfd although transparent huge pages for shmem are off
 _F_ADD_SEALS = getattr(fcntl, "F_ADD_SEALS", 1033)
@@ -32,17 +34,31 @@ def create(name: str, nbytes: int, *, knob: str) -> int:
     nbytes = align(nbytes, ARENA_ALIGNMENT)
     check_headroom(nbytes, knob=knob)
     try:
-        fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        fd = _memfd(name)
     except OSError as error:
         raise _explained(error, "open a descriptor for", nbytes, knob) from error
     try:
         os.ftruncate(fd, nbytes)
-        os.posix_fallocate(fd, 0, nbytes)
+        for offset in range(0, nbytes, _PIECE_BYTES):
+            # A signal undoes the call that it interrupts: in one piece, a profiler's timer would keep it from ending.
+            os.posix_fallocate(fd, offset, min(_PIECE_BYTES, nbytes - offset))
         fcntl.fcntl(fd, _F_ADD_SEALS, _SEALS)
-    except OSError as error:
+    except BaseException as error:
         os.close(fd)
-        raise _explained(error, "reserve", nbytes, knob) from error
+        if isinstance(error, OSError):
+            raise _explained(error, "reserve", nbytes, knob) from error
+        raise
     return fd
+
+
+def _memfd(name: str) -> int:
+    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+    try:
+        return os.memfd_create(name, flags | _MFD_NOEXEC_SEAL)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return os.memfd_create(name, flags)
 
 
 def attach(fd: int, *, writable: bool, knob: str, populate: bool = False) -> Mapping:

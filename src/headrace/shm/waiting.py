@@ -7,12 +7,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from headrace import _native
 from headrace.errors import ConfigError, FeedTimeout
 
 log = logging.getLogger("headrace")
 
 # The longest single sleep. After each, signals are handled and the peers' lives looked at: a death is known within it.
 TICK_S = 0.1
+# A tick that seems longer was spent stopped (a batch system may suspend a whole job for hours) or starved: such time
+# says nothing about the others, and counts as this much.
+_LONGEST_TICK_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,6 +35,8 @@ class RingConfig:
     def __post_init__(self) -> None:
         if self.num_slots < 2:
             raise ConfigError(f"num_slots must be at least 2 (one written, one read), got {self.num_slots}")
+        if self.num_slots > _native.MAX_SLOTS:
+            raise ConfigError(f"num_slots must be at most {_native.MAX_SLOTS}, got {self.num_slots}")
         if not 1 <= self.hold < self.num_slots:
             raise ConfigError(
                 f"hold must lie in [1, num_slots): {self.hold} batches kept by each reader leave no slot of "
@@ -47,14 +53,17 @@ class Patience:
 
     def __init__(self, config: RingConfig, describe: Callable[[], str], clock: Callable[[], float] = time.monotonic):
         self._config, self._describe, self._clock = config, describe, clock
-        self._since = clock()
+        self._last = clock()
+        self._waited_s = 0.0
         self._warned = False
 
     def check(self) -> None:
         """Call once per tick. FeedTimeout when the wait has become too long."""
-        waited_s = self._clock() - self._since
-        if waited_s > self._config.timeout_s:
+        now = self._clock()
+        self._waited_s += min(now - self._last, _LONGEST_TICK_S)
+        self._last = now
+        if self._waited_s > self._config.timeout_s:
             raise FeedTimeout(self._describe(), timeout_s=self._config.timeout_s)
-        if waited_s > self._config.stall_warning_s and not self._warned:
+        if self._waited_s > self._config.stall_warning_s and not self._warned:
             self._warned = True
-            log.warning("stalled for %.1f s: waiting for %s", waited_s, self._describe())
+            log.warning("stalled for %.1f s: waiting for %s", self._waited_s, self._describe())
