@@ -1,0 +1,236 @@
+"""Floating-point operations of one training step of a decoder, counted from its shape; a multiply-add counts 2.
+
+    forward  = T x (operations per token) + pairs x (operations per query-key pair)
+    model    = 3 x forward                     the backward pass costs two forwards (arXiv:2104.04473, appendix)
+    hardware = model + what recompute runs once more
+
+T counts tokens, `pairs` the (query, key) pairs attention computes: for documents of lengths s_i packed into rows the
+sum of s_i^2 (half of it when causal), not (sum of s_i)^2. Tools differ in whether they halve causal attention; here it
+is an argument without a default. Normalisation, activation functions, the router and the optimizer are not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal, TypeAlias
+
+from headrace.errors import ConfigError
+
+Attention: TypeAlias = Literal["causal", "full"]
+Recompute: TypeAlias = Literal["none", "selective", "full"]
+
+TRAINING = 3
+"""Forward, gradient of the inputs, gradient of the weights: each matrix product runs three times."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LatentAttention:
+    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434): projections through a narrow latent vector."""
+
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+    q_lora_rank: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelShape:
+    """What the operation count of a decoder depends on. Sizes are those of the whole model, not of one rank's part."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    gated: bool
+    """Three matrices per MLP (SwiGLU, GeGLU) instead of two."""
+    vocab: int
+    """Columns of the output matrix, padding included: they are computed too."""
+    moe_layers: int = 0
+    topk: int = 0
+    moe_ffn: int = 0
+    shared_ffn: int = 0
+    """Width of the shared experts of one layer, all together."""
+    window: int | None = None
+    """Keys a query sees at most, in `window_layers` of the layers."""
+    window_layers: int = 0
+    latent: LatentAttention | None = None
+    mtp_depths: int = 0
+    """Multi-token prediction: further layers behind the last one, each with a 2h x h projection and its own logits."""
+    mtp_moe: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "hidden", "heads", "kv_heads", "head_dim", "vocab"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not 0 <= self.moe_layers <= self.layers or not 0 <= self.window_layers <= self.layers:
+            raise ConfigError(
+                f"moe_layers and window_layers lie in 0..layers, got {self.moe_layers} and {self.window_layers} "
+                f"of {self.layers}"
+            )
+        if self.moe_layers and (self.topk < 1 or self.moe_ffn < 1):
+            raise ConfigError(f"layers with experts need topk and moe_ffn, got topk={self.topk} moe_ffn={self.moe_ffn}")
+        if (self.window is None) != (self.window_layers == 0) or (self.window is not None and self.window < 1):
+            raise ConfigError(f"window and window_layers go together, got {self.window} and {self.window_layers}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PairCount:
+    """Query-key pairs of a set of documents: `plain` for layers that see everything, `windowed` for the others."""
+
+    tokens: int
+    plain: Fraction
+    windowed: Fraction
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepFlops:
+    """Operations of a step over everything it was given. `model` is for MFU, `hardware` for HFU."""
+
+    forward_linear: int
+    """Matrix products with weights, the logits apart."""
+    forward_core: int
+    """Scores and values of attention."""
+    forward_logits: int
+    model: int
+    hardware: int
+    attention: Attention
+    recompute: Recompute
+
+
+def count_pairs(
+    document_lengths: Iterable[int], *, attention: Attention, window: int | None = None, copies: int = 1
+) -> PairCount:
+    """Pairs of documents with these lengths (tokens), each occurring `copies` times.
+
+    Causal counts half of each square (the diagonal is not counted whole, as in Megatron-LM); a window of w then allows
+    w s - w^2 / 2 pairs in a document longer than w. Raises ConfigError for a negative length, or a window that is not
+    causal.
+    """
+    if window is not None and attention != "causal":
+        raise ConfigError("a sliding window looks backwards only: use attention='causal'")
+    share = Fraction(1, 2) if attention == "causal" else Fraction(1)
+    tokens, plain, windowed = 0, Fraction(0), Fraction(0)
+    for length in document_lengths:
+        if length < 0:
+            raise ConfigError(f"a document has 0 tokens or more, got {length}")
+        tokens += length
+        square = share * length * length
+        plain += square
+        windowed += square if window is None or length <= window else window * length - Fraction(window * window, 2)
+    return PairCount(tokens=tokens * copies, plain=plain * copies, windowed=windowed * copies)
+
+
+def step_flops(
+    shape: ModelShape,
+    document_lengths: Iterable[int],
+    *,
+    attention: Attention,
+    recompute: Recompute = "none",
+    copies: int = 1,
+) -> StepFlops:
+    """Operations for documents of these lengths: one per row, or the documents packed into rows, over all ranks.
+
+    `copies` repeats them all (64 rows of 4096: lengths [4096], copies 64). Raises ConfigError for an unknown choice.
+    """
+    if attention not in ("causal", "full") or recompute not in ("none", "selective", "full"):
+        raise ConfigError(
+            f"attention is 'causal' or 'full' and recompute 'none', 'selective' or 'full', got {attention!r} and "
+            f"{recompute!r}"
+        )
+    pairs = count_pairs(document_lengths, attention=attention, window=shape.window, copies=copies)
+    layers = shape.layers + shape.mtp_depths
+    logits = 2 * pairs.tokens * shape.hidden * shape.vocab * (1 + shape.mtp_depths)
+    linear = 2 * pairs.tokens * (weights_per_token(shape) + shape.mtp_depths * 2 * shape.hidden**2)
+    seen = pairs.plain * (layers - shape.window_layers) + pairs.windowed * shape.window_layers
+    core = seen * flops_per_pair(shape)
+    model = TRAINING * (linear + core + logits)
+    again = {"none": Fraction(0), "selective": core, "full": linear + core}[recompute]
+    return StepFlops(
+        forward_linear=linear,
+        forward_core=round(core),
+        forward_logits=logits,
+        model=round(model),
+        hardware=round(model + again),
+        attention=attention,
+        recompute=recompute,
+    )
+
+
+def flops_per_pair(shape: ModelShape) -> int:
+    """Forward operations per query-key pair and layer: the score and the weighted value. GQA does not make it less."""
+    if shape.latent is not None:
+        latent = shape.latent
+        return 2 * shape.heads * (latent.qk_nope_head_dim + latent.qk_rope_head_dim + latent.v_head_dim)
+    return 4 * shape.heads * shape.head_dim
+
+
+def weights_per_token(shape: ModelShape) -> int:
+    """Weights a token meets in all layers (without logits and embedding): of the experts only those it is sent to."""
+    matrices = 3 if shape.gated else 2
+    dense = matrices * shape.hidden * shape.ffn
+    experts = matrices * shape.hidden * (shape.moe_ffn * shape.topk + shape.shared_ffn)
+    moe_layers = shape.moe_layers + (shape.mtp_depths if shape.mtp_moe else 0)
+    layers = shape.layers + shape.mtp_depths
+    return layers * attention_weights(shape) + (layers - moe_layers) * dense + moe_layers * experts
+
+
+def attention_weights(shape: ModelShape) -> int:
+    """Weights of the projections around one layer's attention."""
+    if shape.latent is None:
+        return shape.hidden * shape.head_dim * (2 * shape.heads + 2 * shape.kv_heads)
+    latent = shape.latent
+    query_width = shape.heads * (latent.qk_nope_head_dim + latent.qk_rope_head_dim)
+    if latent.q_lora_rank is None:
+        query = shape.hidden * query_width
+    else:
+        query = latent.q_lora_rank * (shape.hidden + query_width)
+    key_value = shape.hidden * (latent.kv_lora_rank + latent.qk_rope_head_dim)
+    key_value += latent.kv_lora_rank * shape.heads * (latent.qk_nope_head_dim + latent.v_head_dim)
+    return query + key_value + shape.heads * latent.v_head_dim * shape.hidden
+
+
+def classical_flops(
+    *, batch_size: int, sequence_length: int, layers: int, hidden: int, vocab: int, full_recompute: bool
+) -> float:
+    """The published closed form for multi-head attention, a 4h MLP and full (not causal) attention.
+
+    72 B s l h^2 (1 + s / 6h + V / 12lh) without recompute, 96 B s l h^2 (1 + s / 6h + V / 16lh) with full recompute
+    (Narayanan et al., arXiv:2104.04473, equation 3).
+    """
+    factor, logits = (96, 16) if full_recompute else (72, 12)
+    square = factor * batch_size * sequence_length * layers * hidden * hidden
+    return square * (1 + sequence_length / (6 * hidden) + vocab / (logits * layers * hidden))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Utilisation:
+    """Operations per second over the peak of all devices. Above 1 the peak or the count is wrong: `impossible`."""
+
+    value: float | None
+    impossible: bool | None
+    flops_per_s_per_device: float | None
+    reason: str | None = None
+
+
+def utilisation(
+    flops: float, *, step_seconds: float, num_devices: int, peak_flops_per_device: float | None
+) -> Utilisation:
+    """flops / (peak x devices x time): MFU from `StepFlops.model`, HFU from `StepFlops.hardware`.
+
+    `num_devices` counts all devices, not the data-parallel size. An unknown peak gives None, never a guess.
+    """
+    if not step_seconds > 0.0 or num_devices < 1:
+        nonsense = f"{step_seconds} s on {num_devices} devices is not a measurement"
+        return Utilisation(value=None, impossible=None, flops_per_s_per_device=None, reason=nonsense)
+    rate = flops / step_seconds / num_devices
+    if peak_flops_per_device is None or not peak_flops_per_device > 0.0:
+        unknown = "the device's peak for this dtype is unknown: pass peak_flops"
+        return Utilisation(value=None, impossible=None, flops_per_s_per_device=rate, reason=unknown)
+    value = flops / (peak_flops_per_device * num_devices * step_seconds)
+    wrong = "above 1: the peak or the operation count is wrong" if value > 1.0 else None
+    return Utilisation(value=value, impossible=value > 1.0, flops_per_s_per_device=rate, reason=wrong)

@@ -1,0 +1,112 @@
+"""Samples and tokens per second: the first number to look at.
+
+    samples/s = samples per data-parallel rank and optimizer step x data-parallel size / step time
+    tokens/s  = tokens over all data-parallel ranks / step time
+
+Over a window both are a sum over a sum: a mean of per-step rates would let short steps count as much as long ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from headrace.errors import ConfigError
+
+SECONDS_PER_DAY = 86_400
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepWork:
+    """What one optimizer step held on one rank: all its micro batches together (gradient accumulation included).
+
+    `tokens` are real ones, `padded_tokens` those the model computed on. None: not counted. `seconds` is the step's
+    time without evaluation and checkpoints, None when it could not be measured.
+    """
+
+    seconds: float | None
+    samples: int | None = None
+    tokens: int | None = None
+    padded_tokens: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Throughput:
+    """Rates of the whole job over a window. None with a reason, never inf and never 0 for "unknown"."""
+
+    num_steps: int
+    """Steps that were timed and went into the window."""
+    seconds: float
+    samples_per_s: float | None
+    tokens_per_s: float | None
+    padded_tokens_per_s: float | None
+    samples_per_s_per_device: float | None
+    tokens_per_s_per_device: float | None
+    tokens_per_day: float | None
+    padding_ratio: float | None
+    """Share of the computed tokens that were padding, 0..1."""
+    reason: str | None = None
+
+
+def samples_per_second(batch_size: int, data_parallel_size: int, step_seconds: float) -> float | None:
+    """BS x N / step time; BS counts one optimizer step (micro batch x accumulation). None for a time not above zero."""
+    if not step_seconds > 0.0 or not math.isfinite(step_seconds):
+        return None
+    return batch_size * data_parallel_size / step_seconds
+
+
+def throughput(
+    steps: Iterable[StepWork], *, data_parallel_size: int = 1, num_devices: int = 1, warmup_steps: int = 0
+) -> Throughput:
+    """Rates over `steps` of one rank, scaled to `data_parallel_size` ranks that do as much, after the warm-up.
+
+    `num_devices` counts all devices of the job (data x tensor x pipeline x context), because a token is only trained
+    when all of them have worked on it. Steps without a time or with a time of zero or less are left out.
+    Raises ConfigError for sizes below one.
+    """
+    if data_parallel_size < 1 or num_devices < 1 or warmup_steps < 0:
+        raise ConfigError(
+            f"data_parallel_size and num_devices are at least 1 and warmup_steps at least 0, "
+            f"got {data_parallel_size}, {num_devices} and {warmup_steps}"
+        )
+    window = list(steps)[warmup_steps:]
+    timed = [step for step in window if step.seconds is not None and step.seconds > 0.0]
+    seconds = math.fsum(step.seconds for step in timed if step.seconds is not None)
+    scale = data_parallel_size / seconds if seconds > 0.0 else None
+    samples = total([step.samples for step in timed])
+    tokens = total([step.tokens for step in timed])
+    padded = total([step.tokens if step.padded_tokens is None else step.padded_tokens for step in timed])
+    tokens_per_s = times(tokens, scale)
+    samples_per_s = times(samples, scale)
+    return Throughput(
+        num_steps=len(timed),
+        seconds=seconds,
+        samples_per_s=samples_per_s,
+        tokens_per_s=tokens_per_s,
+        padded_tokens_per_s=times(padded, scale),
+        samples_per_s_per_device=times(samples_per_s, 1 / num_devices),
+        tokens_per_s_per_device=times(tokens_per_s, 1 / num_devices),
+        tokens_per_day=times(tokens_per_s, SECONDS_PER_DAY),
+        padding_ratio=padding_ratio(window),
+        reason=None if timed else f"none of {len(window)} steps after {warmup_steps} warm-up steps has a time above 0",
+    )
+
+
+def padding_ratio(steps: Sequence[StepWork]) -> float | None:
+    """1 - real / computed tokens; needs no times. None without counted tokens."""
+    counted = [step for step in steps if step.tokens is not None]
+    computed = sum(step.tokens if step.padded_tokens is None else step.padded_tokens for step in counted if step.tokens)
+    real = sum(step.tokens for step in counted if step.tokens is not None)
+    return 1.0 - real / computed if computed else None
+
+
+def total(counts: list[int | None]) -> int | None:
+    """The sum, or None when nothing or not everything was counted."""
+    known = [count for count in counts if count is not None]
+    return sum(known) if known and len(known) == len(counts) else None
+
+
+def times(value: float | None, factor: float | None) -> float | None:
+    """value x factor where both are known."""
+    return None if value is None or factor is None else value * factor
