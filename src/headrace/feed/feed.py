@@ -1,0 +1,216 @@
+"""The feed as a rank sees it: an iterator of batches that another process, or this one, prepares.
+
+headrace.torch.Feed is this with tensors and process groups, and what most users want.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Any, Generic, Self
+
+import msgspec
+
+from headrace.errors import ConfigError, FeedClosed, HeadraceError
+from headrace.feed.batch import Array, Batch
+from headrace.feed.config import FeedConfig
+from headrace.feed.joining import Membership, join
+from headrace.feed.production import Metadata
+from headrace.feed.rendezvous import Alone, Rendezvous
+from headrace.feed.source import Source
+from headrace.feed.stats import FeedStats
+from headrace.position import Position, from_state_dict, to_state_dict
+from headrace.shm import failure
+from headrace.shm.ring_reader import RingReader
+from headrace.shm.ring_writer import DATA, END
+
+log = logging.getLogger("headrace")
+
+
+class Feed(Generic[Array]):
+    """Batches for the ranks of one group, each prepared once per host.
+
+    Give either `source` (PackedTokens, or a callable that returns an iterable of dicts): a feeder process reads it,
+    started by the group's first rank on each host. Or `iterator` on the one rank of the group that has one, whose
+    number within the group is `writer_rank`, and None on the others: what it yields is written by that rank itself.
+
+    Every rank of the group makes the feed with the same arguments (`iterator` apart) and takes every batch; the feed
+    ends on all of them at the same batch. Making it blocks until all ranks have (at most `config.start_timeout_s`);
+    ConfigError, the same on every rank, if they disagree. `wrap` and `hand_out` are for subclasses: what becomes of a
+    NumPy view, and of a batch's arrays.
+    """
+
+    def __init__(
+        self,
+        source: Source | None = None,
+        *,
+        iterator: Iterable[Mapping[str, Any]] | None = None,
+        writer_rank: int | None = None,
+        rendezvous: Rendezvous | None = None,
+        ranks: Sequence[int] = (0,),
+        rank: int = 0,
+        data_rank: int = 0,
+        data_size: int = 1,
+        seed: int = 1234,
+        config: FeedConfig | None = None,
+        wrap: Callable[[Any], Array] = lambda array: array,
+        hand_out: Callable[[dict[str, Array]], dict[str, Array]] | None = None,
+    ) -> None:
+        self.config = config or FeedConfig()
+        self._wrap, self._hand_out = wrap, hand_out
+        self._ring: RingReader[Array] | None = None
+        self._ended: HeadraceError | StopIteration | None = None
+        self._num_delivered = 0
+        self._position = self._beginning = Position(data_size=data_size)
+        self._resources = contextlib.ExitStack()
+        self._member: Membership = join(
+            rendezvous or Alone(),
+            source=source,
+            iterator=iterator,
+            writer_rank=writer_rank,
+            ranks=tuple(ranks),
+            rank=rank,
+            data_rank=data_rank,
+            data_size=data_size,
+            seed=seed,
+            config=self.config,
+            resources=self._resources,
+        )
+        # A process that ends without close() has left, not died: the other ranks go on.
+        self._finalizer = weakref.finalize(self, _close_if_ours, self._resources, os.getpid())
+
+    # -- batches -------------------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Batch[Array]]:
+        return self
+
+    def __next__(self) -> Batch[Array]:
+        """The next batch. Blocks until it is there: then one C call, no copy, no device synchronisation.
+
+        The batch before the last `config.hold` ones becomes invalid. StopIteration at the end of the data, on every
+        rank at the same batch. SourceError, PeerGone, FeedTimeout, BatchTooLarge, FeedClosed; ConfigError and
+        FormatError for what only the data show.
+        """
+        if self._ended is not None:
+            raise self._ended
+        ring = self._ring
+        if ring is None:
+            ring = self._start()
+        host = self._member.host
+        if host is not None and not host.producer.finished:
+            host.producer.produce()
+        delivery = ring.next()
+        if delivery[2] != DATA:
+            raise self._end(ring.blob(delivery), delivery[2])
+        index, counts = self._num_delivered, delivery[4]
+        arrays, blob = ring.arrays(delivery), partial(ring.blob, delivery)
+        is_valid: Callable[[int], bool] = self._is_valid
+        if self._hand_out is not None:
+            arrays, is_valid = self._hand_out(arrays), _always
+            metadata = blob()
+            blob = partial(bytes, metadata)
+        self._num_delivered = index + 1
+        source_state = msgspec.msgpack.decode(blob(), type=Metadata).source_state if counts[5] else None
+        self._position = Position(
+            consumed_samples=counts[0],
+            consumed_batches=self._beginning.consumed_batches + index + 1,
+            data_size=self._beginning.data_size,
+            source_state=source_state,
+        )
+        return Batch(arrays, index, counts, is_valid, blob)
+
+    def _start(self) -> RingReader[Array]:
+        try:
+            self._ring = self._member.attach(self._beginning, self._wrap)
+        except HeadraceError as error:
+            self._ended = error
+            self.close()
+            raise
+        return self._ring
+
+    def _end(self, blob: bytes, kind: int) -> HeadraceError | StopIteration:
+        if kind == END:
+            self._ended = StopIteration()
+            return self._ended
+        self._ended = failure.decode(blob)
+        if self._member.host is not None:
+            self._ended.__cause__ = self._member.host.producer.error
+        return self._ended
+
+    def _is_valid(self, index: int) -> bool:
+        return self._num_delivered - index <= self.config.hold and not self._resources_closed
+
+    # -- checkpoints ---------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where this feed is: small, the same on every rank, of plain ints, strings and bytes.
+
+        Counts what this rank has taken, not what is prefetched. The same after the last batch and after the end.
+        """
+        return to_state_dict(dataclasses.replace(self._position, source=self._member.identity()))
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Begin where `state` was taken. The same on every rank, before the first batch.
+
+        FormatError for what is no state of a feed, ConfigError after the first batch; another corpus is refused, on
+        every rank, with the first batch.
+        """
+        if self._ring is not None:
+            raise ConfigError("load_state_dict comes before the first batch: this feed has already started")
+        position = from_state_dict(state)
+        self._position = self._beginning = position
+
+    # -- facts and end -------------------------------------------------------------------------------------------------
+
+    def stats(self) -> FeedStats:
+        """Who waited for whom, how long, how often. FeedClosed before the first batch and after close()."""
+        ring = self._ring
+        if ring is None or self._resources_closed:
+            raise FeedClosed("a feed has statistics between its first batch and close()")
+        host, writer = self._member.host, self._member.writer
+        return FeedStats(
+            rank=self._member.rank,
+            writer=writer.who,
+            writer_pid=writer.pid,
+            delivered=self._num_delivered,
+            ahead=ring.published - ring.version,
+            num_waits=ring.num_waits,
+            wait_s=ring.wait_ns / 1e9,
+            writer_wait_s=None if host is None else host.writer.wait_ns / 1e9,
+            num_slots=self.config.num_slots,
+            slot_bytes=ring.slot_bytes,
+        )
+
+    @property
+    def _resources_closed(self) -> bool:
+        return not self._finalizer.alive
+
+    def close(self) -> None:
+        """Leave the group's ring. Idempotent, does not block. Batches become invalid; tensors keep their memory."""
+        self._finalizer()
+        if self._ended is None:
+            self._ended = FeedClosed("this feed is closed")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _always(index: int) -> bool:
+    return True
+
+
+def _close_if_ours(resources: contextlib.ExitStack, pid: int) -> None:
+    # A forked child runs the parent's finalizers when it exits; the ring is not its to leave.
+    if os.getpid() == pid:
+        resources.close()

@@ -1,0 +1,245 @@
+"""Becoming a member of a feed: agree with the other ranks, start the feeder if it is this rank's to start, attach.
+
+Two writers, one contract: a feeder process that reads a source, or the rank that already has an iterator.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.errors import ConfigError
+from headrace.feed import agreement, shard
+from headrace.feed.agreement import Card
+from headrace.feed.batch import Array
+from headrace.feed.config import FeedConfig
+from headrace.feed.feeder import Feeder, pickled
+from headrace.feed.hosting import Host, OwnReader, bring_up, this_process
+from headrace.feed.items import ItemProduction
+from headrace.feed.production import Production
+from headrace.feed.rendezvous import Rendezvous
+from headrace.feed.resume import check_fits, encode, source_state
+from headrace.feed.source import Source
+from headrace.position import Position
+from headrace.shm import handover
+from headrace.shm.handover import Door
+from headrace.shm.peers import WRITER, Peer, Watch
+from headrace.shm.ring_reader import RingReader
+from headrace.topology import Topology
+
+log = logging.getLogger("headrace")
+
+_ITERATOR_IDENTITY = "an iterator"
+
+
+@dataclass(kw_only=True, slots=True)
+class Membership:
+    """A rank's place in a feed, before and after it attaches. What it owns is in `resources`."""
+
+    topology: Topology
+    cards: list[Card]
+    source: Source | None
+    iterator: Iterable[Mapping[str, Any]] | None
+    door: Door | None
+    """Open on the rank that writes itself; the feeder has taken the others'."""
+    host_card: Card
+    """Whose invitation to follow: the rank that started the feeder, or that writes itself."""
+    config: FeedConfig
+    resources: contextlib.ExitStack
+    writer: Peer
+    host: Host | None = None
+    """The ring itself, on the rank that writes itself."""
+
+    @property
+    def rank(self) -> int:
+        return self.topology.rank
+
+    def identity(self) -> str:
+        """What a checkpoint remembers of the data."""
+        return _ITERATOR_IDENTITY if self.source is None else shard.identity(self.source)
+
+    def attach(self, beginning: Position, wrap: Callable[[Any], Array]) -> RingReader[Array]:
+        """Blocks until all ranks of the host attach and the first batch is known. Any error of the tree."""
+        ring = self._attach_here(beginning, wrap) if self.door is not None else self._attach_there(beginning, wrap)
+        if self.topology.leads_host:
+            total_mib = self.config.num_slots * ring.slot_bytes / 2**20
+            log.info(
+                "feed up: %d slots of %d bytes, %.1f MiB of host memory for %d ranks, written by %s (pid %d)",
+                self.config.num_slots, ring.slot_bytes, total_mib, len(self.topology.local_ranks),
+                self.writer.who, self.writer.pid,
+            )  # fmt: skip
+        return ring
+
+    def _attach_there(self, beginning: Position, wrap: Callable[[Any], Array]) -> RingReader[Array]:
+        invitation = self.host_card.invitation
+        assert invitation is not None, "every rank that can host sends an invitation"
+        index = self.topology.reader_index
+        connection = handover.knock(invitation, index=index, rank=self.rank, state=encode(beginning))
+        self.resources.callback(connection.close)
+        admission = handover.enter(connection, self.writer, timeout_s=self.config.timeout_s)
+        self.writer = admission.peers[WRITER]
+        watch = Watch(admission.peers)
+        self.resources.callback(watch.close)
+        try:
+            ring = RingReader(
+                self.config.ring,
+                index=index,
+                who=f"rank {self.rank}",
+                control_fd=admission.control_fd,
+                data_fd=admission.data_fd,
+                slot_bytes=admission.slot_bytes,
+                watch=watch,
+                receive_data=lambda: handover.receive_data(connection, self.writer, timeout_s=self.config.timeout_s),
+                wrap=wrap,
+            )
+        finally:
+            os.close(admission.control_fd)
+            os.close(admission.data_fd)
+        self.resources.callback(ring.close)
+        return ring
+
+    def _attach_here(self, beginning: Position, wrap: Callable[[Any], Array]) -> RingReader[Array]:
+        assert self.door is not None
+        index, who = self.topology.reader_index, f"rank {self.rank}"
+        expected = agreement.roster(self.cards, self.host_card.host)
+        del expected[index]
+        self.host = host = bring_up(
+            self.door,
+            self.config,
+            self._open_iterator,
+            expected=expected,
+            me=this_process(who, self.rank),
+            own=OwnReader(index=index, peer=this_process(who, self.rank), state=encode(beginning)),
+        )
+        self.resources.callback(host.close)
+        ring = RingReader(
+            self.config.ring,
+            index=index,
+            who=who,
+            control_fd=host.writer.control_fd,
+            data_fd=host.writer.data_fd,
+            slot_bytes=host.writer.slot_bytes,
+            watch=host.watch,
+            receive_data=host.local_segments.popleft,
+            wrap=wrap,
+        )
+        self.resources.callback(ring.close)
+        host.producer.on_growth = ring.absorb_resize
+        return ring
+
+    def _open_iterator(self, position: Position) -> Production:
+        assert self.iterator is not None
+        check_fits(position, source=_ITERATOR_IDENTITY, data_size=self.topology.data_size, counts_samples=True)
+        production = ItemProduction(self.iterator, num_shards=self.topology.data_size)
+        # Whoever passes an iterator has set it to where it should begin; only its own state moves it.
+        production.resume(
+            source_state=source_state(position.source_state), num_drawn=0, consumed_samples=position.consumed_samples
+        )
+        return production
+
+
+def join(
+    rendezvous: Rendezvous,
+    *,
+    source: Source | None,
+    iterator: Iterable[Mapping[str, Any]] | None,
+    writer_rank: int | None,
+    ranks: tuple[int, ...],
+    rank: int,
+    data_rank: int,
+    data_size: int,
+    seed: int,
+    config: FeedConfig,
+    resources: contextlib.ExitStack,
+) -> Membership:
+    """Exchange cards with the other ranks; ConfigError, the same on every rank, unless they agree. Blocks."""
+    listener, invitation = handover.listen()
+    resources.callback(listener.close)
+    charge, problem = b"", ""
+    try:
+        _check_arguments(source, writer_rank, ranks=ranks, rank=rank, data_rank=data_rank, data_size=data_size)
+        charge = b"" if source is None else pickled(source)
+    except ConfigError as error:
+        problem = str(error)
+    terms = {
+        "source": "an iterator" if source is None else shard.description(source),
+        "writer_rank": str(writer_rank),
+        "config": repr(config),
+        "data_rank": str(data_rank),
+        "data_size": str(data_size),
+        "seed": str(seed),
+    }
+    card = agreement.make_card(
+        rank=rank, invitation=invitation, has_iterator=iterator is not None, terms=terms, error=problem
+    )
+    cards = agreement.exchange(card, rendezvous, timeout_s=config.start_timeout_s)
+    if writer_rank is not None:
+        agreement.check_iterators(cards, writer_rank)
+    topology = Topology(
+        ranks=ranks,
+        index=ranks.index(rank),
+        hosts=tuple(one.host for one in cards),
+        data_rank=data_rank,
+        data_size=data_size,
+    )
+    host_card = cards[writer_rank] if writer_rank is not None else cards[ranks.index(topology.local_ranks[0])]
+    door = None
+    if host_card.rank == rank:
+        if source is None:
+            door = Door(listener=listener, nonce=invitation.nonce)
+        else:
+            feeder = Feeder(
+                charge,
+                listener,
+                invitation.nonce,
+                config,
+                expected=agreement.roster(cards, card.host),
+                data_rank=data_rank,
+                data_size=data_size,
+                seed=seed,
+            )
+            resources.callback(feeder.close)
+    elif host_card.rank != rank:
+        listener.close()
+    writer = _future_writer(host_card, is_feeder=source is not None)
+    return Membership(
+        topology=topology,
+        cards=cards,
+        source=source,
+        iterator=iterator,
+        door=door,
+        host_card=host_card,
+        config=config,
+        resources=resources,
+        writer=writer,
+    )
+
+
+def _future_writer(card: Card, *, is_feeder: bool) -> Peer:
+    """Whom we wait for until the ring tells more."""
+    if is_feeder:
+        return Peer(who=f"the feeder of rank {card.rank}", rank=None, pid=0, started=0, pidfd=None)
+    return Peer(who=f"rank {card.rank}", rank=card.rank, pid=card.pid, started=card.started, pidfd=None)
+
+
+def _check_arguments(
+    source: Source | None, writer_rank: int | None, *, ranks: tuple[int, ...], rank: int, data_rank: int, data_size: int
+) -> None:
+    if (source is None) == (writer_rank is None):
+        raise ConfigError(
+            "give either a source, or an iterator with the writer_rank that has it (and iterator=None on the others)"
+        )
+    if source is not None and not callable(source):
+        raise ConfigError(f"a source is PackedTokens or a callable, got a {type(source).__name__}")
+    if writer_rank is not None and not 0 <= writer_rank < len(ranks):
+        raise ConfigError(
+            f"writer_rank {writer_rank} is not in a group of {len(ranks)} ranks (it counts within the group)"
+        )
+    if rank not in ranks:
+        raise ConfigError(f"rank {rank} is not a member of the group {ranks}")
+    if not 0 <= data_rank < data_size:
+        raise ConfigError(f"data_rank must lie in [0, data_size), got {data_rank} of {data_size}")

@@ -1,0 +1,52 @@
+"""Opening a source for one shard, at a position."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from headrace.errors import ConfigError
+from headrace.feed.items import ItemProduction
+from headrace.feed.production import Production
+from headrace.feed.resume import check_fits, source_state
+from headrace.feed.source import SourceContext
+from headrace.position import Position
+
+
+def open_shard(source: Any, position: Position, *, data_rank: int, data_size: int, seed: int) -> Production:
+    """A Production over `source`: its own if it makes one, as PackedTokens does, else over the dicts it yields.
+
+    ConfigError if the position is of other data; whatever the source raises.
+    """
+    counts_samples = hasattr(source, "open_production")
+    check_fits(position, source=identity(source), data_size=data_size, counts_samples=counts_samples)
+    if counts_samples:
+        production: Production = source.open_production(
+            data_rank=data_rank, data_size=data_size, consumed_samples=position.consumed_samples
+        )
+        return production
+    state = source_state(position.source_state)
+    items = source(SourceContext(data_rank=data_rank, data_size=data_size, seed=seed, state=state))
+    if not hasattr(items, "__iter__"):
+        raise ConfigError(f"the source returned a {type(items).__name__}; it must return an iterable of dicts")
+    production_of_items = ItemProduction(items, num_shards=data_size)
+    production_of_items.resume(
+        source_state=state,
+        num_drawn=position.consumed_batches,
+        consumed_samples=position.consumed_samples,
+    )
+    return production_of_items
+
+
+def identity(source: Any) -> str:
+    """What a checkpoint remembers of the data: the source's own `identity()`, else its name."""
+    own = getattr(source, "identity", None)
+    if callable(own):
+        return str(own())
+    named = source if hasattr(source, "__qualname__") else type(source)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def description(source: Any) -> str:
+    """What must be the same on all ranks, as far as it can be told."""
+    return repr(source) if dataclasses.is_dataclass(source) else identity(source)
