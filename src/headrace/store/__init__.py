@@ -1,1 +1,29 @@
-"""TODO(first light): see ARCHITECTURE.md."""
+"""Tokens on disk: Megatron's .bin/.idx pair, and how text becomes one.
+
+format.py        the bytes; the only file that knows them
+reader.py        TokenStore: memory-mapped, checked
+writer.py        StoreWriter: atomic
+bpe.py           the byte-level BPE tokenizer (needs the extra `demo`)
+text.py          text files -> tokens
+corpus_cache.py  a corpus built once, reused by the next run
+"""
+
+from headrace.store.bpe import Tokenizer, load_tokenizer
+from headrace.store.corpus_cache import cached_corpus
+from headrace.store.format import optimal_dtype
+from headrace.store.reader import TokenStore
+from headrace.store.text import CorpusSummary, build_corpus, read_manifest, standard_library
+from headrace.store.writer import StoreWriter
+
+__all__ = [
+    "CorpusSummary",
+    "StoreWriter",
+    "TokenStore",
+    "Tokenizer",
+    "build_corpus",
+    "cached_corpus",
+    "load_tokenizer",
+    "optimal_dtype",
+    "read_manifest",
+    "standard_library",
+]
