@@ -6,6 +6,7 @@ import hashlib
 import io
 import mmap
 import os
+import weakref
 from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
@@ -54,9 +55,11 @@ class TokenStore:
             self._index = _map(index_stream)
             header = decode_header(bytes(self._index[:HEADER_BYTES]), path=index_file)
             _check_index_size(header, len(self._index), index_file)
-            self._stream = _open(self._tokens_path, self.prefix)
+            with _open(self._tokens_path, self.prefix) as tokens_stream:
+                raw_tokens = _map(tokens_stream)
+                self._descriptor = os.dup(tokens_stream.fileno())
+            self._close = weakref.finalize(self, os.close, self._descriptor)
             _check_still_there(index_stream, index_file)
-        raw_tokens = _map(self._stream)
         self._header = header
         self._tokens_bytes = len(raw_tokens)
         self._tokens = np.frombuffer(raw_tokens, header.dtype, len(raw_tokens) // header.dtype.itemsize)
@@ -153,12 +156,13 @@ class TokenStore:
         for position in _spread(len(self._index)):
             digest.update(self._index[position : position + _SAMPLED_BYTES])
         for position in _spread(self._tokens_bytes):
-            digest.update(os.pread(self._stream.fileno(), _SAMPLED_BYTES, position))
+            digest.update(os.pread(self._descriptor, _SAMPLED_BYTES, position))
         return digest.hexdigest()[:32]
 
     def close(self) -> None:
         """Give the file descriptor back. Views stay valid: the mapping lives as long as they do. Idempotent."""
-        self._stream.close()
+        self._descriptor = -1
+        self._close()
 
     def __enter__(self) -> TokenStore:
         return self
@@ -183,7 +187,7 @@ class TokenStore:
         room = out.data.cast("B")
         done = 0
         while done < len(room):
-            got = os.preadv(self._stream.fileno(), [room[done:]], position + done)
+            got = os.preadv(self._descriptor, [room[done:]], position + done)
             if got == 0:
                 raise FormatError(
                     f"{self._tokens_path} has become shorter than its index says: {len(room):,} bytes needed at byte "
