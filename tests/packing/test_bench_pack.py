@@ -14,6 +14,7 @@ from headrace.errors import ConfigError
 from headrace.store import StoreWriter
 
 SEQ_LENGTH = 700
+SMALL = 20_000  # bytes of slots: prefaulting the real working set is for measuring
 
 
 @pytest.fixture
@@ -60,7 +61,9 @@ def test_the_record(monkeypatch, tmp_path):
         for length in (3, 900, 40):
             writer.add_document([7] * (length - 1) + [2])
     monkeypatch.setattr(bench, "SUMMARY_SEQ_LENGTH", 200)
-    record = bench.run(str(tmp_path / "corpus"), seq_lengths=(64, 200), num_rounds=8, num_warmup_rounds=1)
+    record = bench.run(
+        str(tmp_path / "corpus"), seq_lengths=(64, 200), num_rounds=8, num_warmup_rounds=1, working_set_bytes=SMALL
+    )
     json.dumps(record)
     assert record["version"] == 1
     ran = {"headrace", "memcpy", "numpy", "megatron"} - record["skipped"].keys()
@@ -83,7 +86,7 @@ def test_megatron_missing_is_said_and_not_a_failure(monkeypatch):
 
     monkeypatch.setattr(bench, "megatron_contender", missing)
     monkeypatch.setattr(bench, "SUMMARY_SEQ_LENGTH", 32)
-    record = bench.run(seq_lengths=(32,), num_rounds=6, num_warmup_rounds=0)
+    record = bench.run(seq_lengths=(32,), num_rounds=6, num_warmup_rounds=0, working_set_bytes=SMALL)
     assert "No module named 'megatron'" in record["skipped"]["megatron"]
     assert record["summary"]["megatron_over_pack"] is None
     assert record["summary"]["pack_over_memcpy"] > 0
@@ -95,7 +98,7 @@ def test_a_corpus_whose_documents_end_in_different_ways_needs_to_be_told(tmp_pat
         writer.add_document([3, 4])
     with pytest.raises(ConfigError, match="end with 2 different ids"):
         bench.run(str(tmp_path / "corpus"), seq_lengths=(8,), num_rounds=1)
-    assert bench.run(str(tmp_path / "corpus"), seq_lengths=(8,), num_rounds=1, eod=4)["rows"]
+    assert bench.run(str(tmp_path / "corpus"), seq_lengths=(8,), num_rounds=1, working_set_bytes=SMALL, eod=4)["rows"]
 
 
 @pytest.mark.parametrize(

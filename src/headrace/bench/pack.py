@@ -76,6 +76,7 @@ def run(
     seq_lengths: Sequence[int] = SEQ_LENGTHS,
     num_rounds: int = 120,
     num_warmup_rounds: int = 5,
+    working_set_bytes: int = WORKING_SET_BYTES,
     eod: int | None = None,
     seed: int = 1234,
     clock: Callable[[], int] = time.perf_counter_ns,
@@ -98,13 +99,14 @@ def run(
         texts = [synthetic_text(seq_length, seed)]
         if corpus_prefix is not None:
             texts.insert(0, corpus_text(corpus_prefix, seq_length, seed, eod))
-        slots = make_slots(seq_length, max(2, WORKING_SET_BYTES // batch_spec("megatron", 1, seq_length).nbytes))
+        slots = make_slots(seq_length, max(2, working_set_bytes // batch_spec("megatron", 1, seq_length).nbytes))
         with one_torch_thread():
             for text in texts:
                 rows += time_text(text, slots, num_rounds, num_warmup_rounds, clock, skipped)
     return {
         "version": RECORD_VERSION,
         "isolates": ISOLATES,
+        "working_set_bytes": working_set_bytes,
         "environment": asdict(capture_environment()),
         "rows": rows,
         "skipped": skipped,
