@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from headrace.errors import ConfigError
-from headrace.packing import LAYOUTS, PackRules, batch_spec, pack
+from headrace.packing import LAYOUTS, Packer, PackRules, batch_spec, pack
 from headrace.spec import Field
 
 ROWS = np.array([[5, 6, 9, 7, 9, 9, 8, 4, 3], [1, 2, 3, 9, 4, 5, 6, 9, 7]])
@@ -49,6 +49,14 @@ def test_targets_without_a_loss_mask_are_ignored_where_the_loss_mask_is_0():
     masked = np.where(megatron["loss_mask"] == 0, -100, megatron["labels"])
     assert np.array_equal(torchtitan["labels"], masked)
     assert np.array_equal(torchtitan["positions"], megatron["position_ids"])
+
+
+def test_a_slot_may_show_its_boundaries_under_both_names():
+    boundaries = np.zeros(17, np.int32)
+    counts = Packer(RULES, layout="transformers").pack_into(
+        ROWS, {"cu_seq_lens_q": boundaries, "cu_seq_lens_k": boundaries}
+    )
+    assert boundaries[: counts.num_documents + 1].tolist() == [0, 3, 5, 6, 8, 12, 16]
 
 
 def test_an_unknown_layout_lists_the_known_ones():

@@ -71,7 +71,8 @@ class Packer:
         document_lengths: DocumentLengths | None = None,
         padding_rows: Sequence[int] = (),
     ) -> PackCounts:
-        """Write the fields of `rows` into the caller's arrays, named as in the layout; any may be absent.
+        """Write the fields of `rows` into the caller's arrays, named as in the layout; any may be absent. An alias in
+        `outputs` is taken for what it is, a second name of memory that is written under the first.
 
         `rows` is [B, S + 1] ([B, S] without the extra token), uint16 or int32; uint8, int8, int16 and int64 are
         converted first. Outputs are C-contiguous and writable: B * S elements each in the layout's dtype, boundaries as
