@@ -63,6 +63,7 @@ static PyObject *ring_new(PyTypeObject *type, PyObject *control_object, uint32_t
         return NULL;
     }
     self->control = self->control_view.buf;
+    self->next = self->released = hr_first_version();
     self->index = index;
     if (check_control(&self->control_view) < 0) {
         Py_DECREF(self);

@@ -39,7 +39,8 @@
 
 #include "layout.h"
 
-/* Test builds die at the n-th point of the protocol (HEADRACE_CRASHPOINT=n), so that the tests can kill at each of them. */
+/* Test builds die at the n-th point of the protocol (HEADRACE_CRASHPOINT=n), so that the tests can kill at each of them,
+ * and begin at any version (HEADRACE_FIRST_VERSION=v), so that they come to the end of the futex word. */
 #ifdef HEADRACE_CRASHPOINTS
 #include <signal.h>
 #include <stdlib.h>
@@ -47,8 +48,13 @@ static inline void hr_point(int point) {
     const char *chosen = getenv("HEADRACE_CRASHPOINT");
     if (chosen != NULL && atoi(chosen) == point) raise(SIGKILL);
 }
+static inline uint64_t hr_first_version(void) {
+    const char *chosen = getenv("HEADRACE_FIRST_VERSION");
+    return chosen == NULL ? 0 : strtoull(chosen, NULL, 10);
+}
 #else
 #define hr_point(point) ((void)0)
+static inline uint64_t hr_first_version(void) { return 0; }
 #endif
 
 static inline uint32_t *hr_low_half(_Atomic uint64_t *word) { return (uint32_t *)word; }
@@ -72,6 +78,8 @@ static inline void hr_init(hr_control *control, uint32_t num_slots, uint32_t num
     control->header.writer_pid = writer_pid;
     control->header.writer_start_time = writer_start_time;
     atomic_store(&control->event.wanted, HR_LEFT);
+    atomic_store(&control->writer.published, hr_first_version());
+    for (uint32_t i = 0; i < num_readers; i++) atomic_store(&control->readers[i].released, hr_first_version());
     control->header.magic = HR_MAGIC;
 }
 

@@ -13,6 +13,7 @@ because a pid means nothing in another pid namespace.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hmac
 import os
 import secrets
@@ -25,13 +26,15 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from headrace.errors import ConfigError, FeedTimeout, HeadraceError, PeerGone
-from headrace.shm import failure
+from headrace.errors import ConfigError, FeedTimeout, PeerGone
+from headrace.shm import failure, forked
 from headrace.shm.peers import WRITER, Peer, open_pidfd, start_time
 
 TICK_S = 0.1
 _MAX_MESSAGE = 256 * 1024
 _MAX_DESCRIPTORS = 250
+# A guest that does not take its message for so long is stopped, and is told nothing more.
+_SEND_S = 5.0
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
@@ -101,26 +104,38 @@ def listen() -> tuple[socket.socket, Invitation]:
 # ---- host ------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True, eq=False, weakref_slot=True)
 class Door:
-    """The host's side of the hand-over."""
+    """The host's side of the hand-over. Owns the listener and its guests."""
 
     listener: socket.socket
     nonce: str
     guests: dict[int, Guest] = field(default_factory=dict)
+    _strangers: list[socket.socket] = field(default_factory=list)
+    """Connected, but have not said hello yet. Nobody waits for one of them alone: it may never speak."""
+
+    def __post_init__(self) -> None:
+        self.listener.setblocking(False)
+        forked.register(self)
 
     def admit(self, expected: dict[int, Peer], *, timeout_s: float, check: Callable[[], None] = lambda: None) -> None:
         """Wait until every expected reader has said hello. Blocks.
 
         `expected` names the readers by index, with the pids their ranks announced, so that one that dies before it says
-        hello is missed at once; `check` is called every tick and may raise. PeerGone, FeedTimeout.
+        hello is missed at once; `check` is called every tick and may raise. PeerGone, FeedTimeout, ConfigError.
         """
         deadline = time.monotonic() + timeout_s
-        self.listener.settimeout(TICK_S)
         while missing := [peer for index, peer in expected.items() if index not in self.guests]:
-            with contextlib.suppress(TimeoutError):
-                connection, _ = self.listener.accept()
+            # poll, not select: a training process may well hold more than 1024 descriptors.
+            poll = select.poll()
+            for connection in (self.listener, *self._strangers):
+                poll.register(connection, select.POLLIN)
+            ready = {fd for fd, _ in poll.poll(TICK_S * 1000)}
+            for connection in [one for one in self._strangers if one.fileno() in ready]:
+                self._strangers.remove(connection)
                 self._meet(connection, expected)
+            if self.listener.fileno() in ready:
+                self._let_in()
             check()
             gone = [peer for peer in missing if peer.pid and not peer.is_alive()]
             gone += [guest.peer for guest in self.guests.values() if not guest.peer.is_alive()]
@@ -130,21 +145,31 @@ class Door:
                 raise FeedTimeout(
                     f"{', '.join(peer.who for peer in missing)} to ask for its first batch", timeout_s=timeout_s
                 )
+        self._dismiss_strangers()
+
+    def _let_in(self) -> None:
+        try:
+            connection, _ = self.listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        except OSError as error:
+            raise _out_of_descriptors(error) from error
+        _, uid, _ = _credentials(connection)
+        if uid == os.geteuid():
+            self._strangers.append(connection)
+        else:
+            connection.close()  # not even an answer
 
     def _meet(self, connection: socket.socket, expected: dict[int, Peer]) -> None:
-        pid, uid, _ = _CREDENTIALS.unpack(
-            connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        )
-        connection.settimeout(1.0)
         fds: list[int] = []
         try:
-            raw, fds, _, _ = socket.recv_fds(connection, _MAX_MESSAGE, 2)
+            raw, fds = _receive_message(connection, 2)
             hello = msgspec.json.decode(raw, type=_Hello)
         except (OSError, msgspec.DecodeError):
             _drop(connection, fds)
             return
-        if uid != os.geteuid() or not hmac.compare_digest(hello.nonce, self.nonce):
-            _drop(connection, fds)  # a stranger: not even an answer
+        if not hmac.compare_digest(hello.nonce.encode(), self.nonce.encode()) or len(fds) != 1 + hello.has_pidfd:
+            _drop(connection, fds)
             return
         if hello.index not in expected or hello.index in self.guests:
             _answer(connection, _refusal(ConfigError(f"reader {hello.index} is not expected here, or is here already")))
@@ -152,9 +177,14 @@ class Door:
             return
         state_fd, *pidfds = fds
         state = _read_all(state_fd)
-        pidfd = pidfds[0] if hello.has_pidfd else None
+        pidfd = pidfds[0] if pidfds else None
+        pid, _, _ = _credentials(connection)  # 0 when the reader lives in a pid namespace that this one cannot see
         peer = Peer(who=f"rank {hello.rank}", rank=hello.rank, pid=pid or hello.pid, started=hello.started, pidfd=pidfd)
         self.guests[hello.index] = Guest(index=hello.index, connection=connection, peer=peer, state=state)
+
+    def _dismiss_strangers(self) -> None:
+        while self._strangers:
+            self._strangers.pop().close()
 
     def welcome(self, *, control_fd: int, data_fd: int, slot_bytes: int, people: dict[int, Peer]) -> None:
         """Give every guest the ring. `people` are all its processes by reader index, and the writer."""
@@ -173,17 +203,25 @@ class Door:
         """Tell every guest, and everybody who still knocks, why there will be no ring."""
         for guest in self.guests.values():
             _answer(guest.connection, _refusal(error))
-        self.listener.setblocking(False)
         with contextlib.suppress(OSError):
             while True:
-                connection, _ = self.listener.accept()
-                _answer(connection, _refusal(error))
-                connection.close()
+                self._let_in()
+                if not self._strangers:
+                    return
+                stranger = self._strangers.pop()
+                _answer(stranger, _refusal(error))
+                stranger.close()
 
     def close(self) -> None:
+        """Idempotent. The guests find their connections at an end."""
         self.listener.close()
+        self._dismiss_strangers()
         for guest in self.guests.values():
             guest.connection.close()
+
+    def disown(self, instead: forked.Unusable) -> None:
+        """See forked.py. A child that kept the connections open would hide its parent's death from the guests."""
+        self.close()
 
 
 def _person(peer: Peer) -> Person:
@@ -195,9 +233,43 @@ def _refusal(error: BaseException) -> bytes:
 
 
 def _answer(connection: socket.socket, message: bytes, fds: tuple[int, ...] = ()) -> None:
-    # A guest that has died meanwhile is found by its pidfd, not here.
-    with contextlib.suppress(OSError):
-        socket.send_fds(connection, [message], fds)
+    """Send to a guest that may have died meanwhile: that is found by its pidfd, not here."""
+    connection.settimeout(_SEND_S)
+    deadline = time.monotonic() + _SEND_S
+    while True:
+        try:
+            socket.send_fds(connection, [message], fds)
+        except OSError as error:
+            # The kernel bounds the descriptors that are under way per user (RLIMIT_NOFILE): 60 readers with 60 pidfds
+            # each pass it, until some of the readers have taken theirs.
+            if error.errno == errno.ETOOMANYREFS and time.monotonic() < deadline:
+                time.sleep(0.01)
+                continue
+        return
+
+
+def _receive_message(connection: socket.socket, max_descriptors: int) -> tuple[bytes, list[int]]:
+    """One message and its descriptors, which are the caller's. ConfigError when this process may not hold them."""
+    # Descriptors that arrive in a message are inherited by every program this one starts, unless asked otherwise.
+    raw, fds, flags, _ = socket.recv_fds(connection, _MAX_MESSAGE, max_descriptors, socket.MSG_CMSG_CLOEXEC)
+    if flags & socket.MSG_CTRUNC:
+        for fd in fds:
+            os.close(fd)
+        raise _out_of_descriptors(OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
+    return raw, list(fds)
+
+
+def _out_of_descriptors(error: OSError) -> ConfigError:
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return ConfigError("this process has too many open files to join a feed; raise RLIMIT_NOFILE (`ulimit -n`)")
+    return ConfigError(f"cannot join a feed: {error.strerror}")
+
+
+def _credentials(connection: socket.socket) -> tuple[int, int, int]:
+    """pid, uid and gid of the other end."""
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, gid = _CREDENTIALS.unpack(raw)
+    return pid, uid, gid
 
 
 def _read_all(fd: int) -> bytes:
@@ -216,40 +288,44 @@ def _drop(connection: socket.socket, fds: list[int]) -> None:
 
 
 def knock(invitation: Invitation, *, index: int, rank: int, state: bytes) -> socket.socket:
-    """Say hello. Does not block: the listener exists before its invitation. PeerGone if it is gone already.
+    """Say hello. Does not block: the listener exists before its invitation. The caller owns the connection.
 
     `state` is where this rank wants to begin, of any length: it travels as a memfd, since a message is bounded by a
-    socket buffer.
+    socket buffer. PeerGone if the host is gone already, ConfigError.
     """
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    pidfd = open_pidfd(os.getpid())
-    state_fd = os.memfd_create("headrace-state", os.MFD_CLOEXEC)
-    passed = [state_fd] if pidfd is None else [state_fd, pidfd]
-    hello = _Hello(
-        nonce=invitation.nonce,
-        index=index,
-        rank=rank,
-        pid=os.getpid(),
-        started=start_time(os.getpid()),
-        has_pidfd=pidfd is not None,
-    )
-    try:
-        os.write(state_fd, state)
-        connection.connect("\0" + invitation.address)
-        _, uid, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    with contextlib.ExitStack() as passed, contextlib.ExitStack() as unless_good:
+        try:
+            connection = unless_good.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            state_fd = os.memfd_create("headrace-state", os.MFD_CLOEXEC)
+            passed.callback(os.close, state_fd)
+            with open(state_fd, "wb", closefd=False) as file:
+                file.write(state)
+            connection.connect("\0" + invitation.address)
+        except ConnectionRefusedError as error:
+            raise PeerGone("the process that writes the feed", rank=None, pid=0, version=0) from error
+        except OSError as error:
+            raise _out_of_descriptors(error) from error
+        _, uid, _ = _credentials(connection)
         if uid != os.geteuid():
             raise ConfigError(f"the feed is hosted by uid {uid}, this process runs as uid {os.geteuid()}")
-        socket.send_fds(connection, [msgspec.json.encode(hello)], passed)
-    except OSError as error:
-        connection.close()
-        raise PeerGone("the process that writes the feed", rank=None, pid=0, version=0) from error
-    except HeadraceError:
-        connection.close()
-        raise
-    finally:
-        for fd in passed:
-            os.close(fd)
-    return connection
+        fds, pidfd = [state_fd], open_pidfd(os.getpid())
+        if pidfd is not None:
+            passed.callback(os.close, pidfd)
+            fds.append(pidfd)
+        hello = _Hello(
+            nonce=invitation.nonce,
+            index=index,
+            rank=rank,
+            pid=os.getpid(),
+            started=start_time(os.getpid()),
+            has_pidfd=pidfd is not None,
+        )
+        try:
+            socket.send_fds(connection, [msgspec.json.encode(hello)], fds)
+        except OSError as error:
+            raise PeerGone("the process that writes the feed", rank=None, pid=0, version=0) from error
+        unless_good.pop_all()
+        return connection
 
 
 def enter(
@@ -293,10 +369,13 @@ def _receive(
     poll.register(connection, select.POLLIN)
     while not poll.poll(TICK_S * 1000):
         check()
+        # Its children may keep the connection open after its death: ask for its life itself, then for a last word.
+        if host.pid and not host.is_alive() and not poll.poll(0):
+            raise PeerGone(host.who, rank=host.rank, pid=host.pid, version=0)
         if time.monotonic() > deadline:
-            raise FeedTimeout(f"{waiting_for} from {host.who}", timeout_s=timeout_s)
+            raise FeedTimeout(f"{waiting_for} from {host.describe() if host.pid else host.who}", timeout_s=timeout_s)
     try:
-        raw, fds, _, _ = socket.recv_fds(connection, _MAX_MESSAGE, _MAX_DESCRIPTORS)
+        raw, fds = _receive_message(connection, _MAX_DESCRIPTORS)
     except OSError:
         raw, fds = b"", []
     if not raw:
@@ -304,7 +383,7 @@ def _receive(
     answer = msgspec.json.decode(raw, type=_Answer)
     if answer.refusal:
         raise failure.decode(answer.refusal.encode())
-    return answer, list(fds)
+    return answer, fds
 
 
 __all__ = ["WRITER", "Admission", "Door", "Guest", "Invitation", "enter", "knock", "listen", "receive_data"]
