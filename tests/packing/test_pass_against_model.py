@@ -13,8 +13,8 @@ from headrace.packing import LAYOUTS, Packer, PackRules, batch_spec, pack
 from headrace.packing.layouts import OUTPUT_DTYPES
 from packing.model import pack_slowly
 
-BLOCK = 512  # PACK_BLOCK_TOKENS of native/pack.h: whatever goes wrong between two blocks goes wrong here
-SEQ_LENGTHS = st.one_of(st.integers(1, 70), st.sampled_from([BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, 2 * BLOCK + 33]))
+BLOCK = 256  # PACK_BLOCK_TOKENS of native/pack.h: whatever goes wrong between two blocks goes wrong here
+SEQ_LENGTHS = st.one_of(st.integers(1, 70), st.sampled_from([BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, 4 * BLOCK + 33]))
 DTYPES = ("uint16", "int32", "int64", "int16", "uint8", "int8", ">u2", ">i4")
 EOD, PAD = 3, 5
 GUARD = 77
