@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol, TypeVar
 
 import msgspec
+import numpy as np
 
 from headrace.errors import FeedClosed
 from headrace.feed.production import Metadata
+from headrace.shm.layout import read_blob
 
 Array = TypeVar("Array")
 
@@ -19,6 +21,21 @@ _MAX_SEQLEN_NAMES = {
 }
 
 
+class Lender(Protocol):
+    """Who lends the memory of a batch: its feed."""
+
+    oldest_valid: int
+    """Number of the oldest batch that may still be read."""
+
+
+class _Nobody:
+    oldest_valid = 0
+
+
+COPIED: Lender = _Nobody()
+"""The lender of batches that are copies: they stay valid for ever."""
+
+
 class Batch(Mapping[str, Array]):
     """One micro batch. `model(**batch)` works: keys are the layout's fields and its host integers.
 
@@ -27,49 +44,75 @@ class Batch(Mapping[str, Array]):
     device.
     """
 
-    __slots__ = (
-        "_arrays", "_blob", "_host_ints", "_is_valid", "_metadata",
-        "consumed_samples", "index", "max_seqlen", "num_documents", "num_loss_tokens", "num_valid_tokens",
-    )  # fmt: skip
+    __slots__ = ("_arrays", "_counts", "_lender", "_metadata", "_slot", "index")
 
+    # A batch is made for every step, and after an idle gap each line costs microseconds: whatever can wait until
+    # somebody asks for it waits.
     def __init__(
         self,
         arrays: Mapping[str, Array],
         index: int,
         counts: tuple[int, ...],
-        is_valid: Callable[[int], bool],
-        blob: Callable[[], bytes],
+        lender: Lender,
+        slot: np.ndarray | None,
+        metadata: Metadata | None = None,
     ) -> None:
+        """`slot` holds the metadata, unless they are given already."""
         self._arrays = arrays
         self.index = index
-        self.consumed_samples, self.max_seqlen, self.num_documents, self.num_loss_tokens, self.num_valid_tokens = (
-            counts[:5]
-        )
-        self._is_valid = is_valid
-        self._blob = blob
-        self._metadata: Metadata | None = None
-        self._host_ints = {}
-        for boundaries, names in _MAX_SEQLEN_NAMES.items():
-            if boundaries in arrays and names[0] not in arrays:
-                self._host_ints = dict.fromkeys(names, self.max_seqlen)
+        self._counts = counts
+        self._lender = lender
+        self._slot = slot
+        self._metadata = metadata
 
     def __getitem__(self, name: str) -> Any:
-        if not self._is_valid(self.index):
+        if self.index < self._lender.oldest_valid:
             raise self._stale()
         try:
             return self._arrays[name]
         except KeyError:
-            return self._host_ints[name]
+            return self._host_ints()[name]
 
     def __iter__(self) -> Iterator[str]:
         yield from self._arrays
-        yield from self._host_ints
+        yield from self._host_ints()
 
     def __len__(self) -> int:
-        return len(self._arrays) + len(self._host_ints)
+        return len(self._arrays) + len(self._host_ints())
+
+    def _host_ints(self) -> dict[str, int]:
+        for boundaries, names in _MAX_SEQLEN_NAMES.items():
+            if boundaries in self._arrays and names[0] not in self._arrays:
+                return dict.fromkeys(names, self.max_seqlen)
+        return {}
 
     def __repr__(self) -> str:
         return f"Batch(index={self.index}, fields={list(self)}, num_documents={self.num_documents})"
+
+    @property
+    def consumed_samples(self) -> int:
+        """Samples of the whole job that are consumed once this batch is."""
+        return self._counts[0]
+
+    @property
+    def max_seqlen(self) -> int:
+        """Tokens of the longest segment."""
+        return self._counts[1]
+
+    @property
+    def num_documents(self) -> int:
+        """Segments of attention."""
+        return self._counts[2]
+
+    @property
+    def num_loss_tokens(self) -> int:
+        """Targets: the sum of the loss mask."""
+        return self._counts[3]
+
+    @property
+    def num_valid_tokens(self) -> int:
+        """Tokens that are text, not padding."""
+        return self._counts[4]
 
     @property
     def actual_seq_len(self) -> tuple[int, ...]:
@@ -89,9 +132,10 @@ class Batch(Mapping[str, Array]):
 
     def _decoded(self) -> Metadata:
         if self._metadata is None:
-            if not self._is_valid(self.index):
+            if self.index < self._lender.oldest_valid:
                 raise self._stale()
-            self._metadata = msgspec.msgpack.decode(self._blob(), type=Metadata)
+            assert self._slot is not None
+            self._metadata = msgspec.msgpack.decode(read_blob(self._slot), type=Metadata)
         return self._metadata
 
     def _stale(self) -> FeedClosed:

@@ -9,16 +9,17 @@ import contextlib
 import dataclasses
 import logging
 import os
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from types import TracebackType
 from typing import Any, Generic, Self
 
 import msgspec
 
+from headrace import _native
 from headrace.errors import ConfigError, FeedClosed, HeadraceError
-from headrace.feed.batch import Array, Batch
+from headrace.feed.batch import COPIED, Array, Batch, Lender
 from headrace.feed.config import FeedConfig
 from headrace.feed.joining import Membership, join
 from headrace.feed.production import Metadata
@@ -63,11 +64,16 @@ class Feed(Generic[Array]):
         hand_out: Callable[[dict[str, Array]], dict[str, Array]] | None = None,
     ) -> None:
         self.config = config or FeedConfig()
+        self._hold = self.config.hold
         self._wrap, self._hand_out = wrap, hand_out
         self._ring: RingReader[Array] | None = None
         self._ended: HeadraceError | StopIteration | None = None
         self._num_delivered = 0
-        self._position = self._beginning = Position(data_size=data_size)
+        self.oldest_valid = 0
+        """Number of the oldest batch that may still be read."""
+        self._beginning = Position(data_size=data_size)
+        self._counts: tuple[int, ...] = ()
+        self._source_state: bytes | None = None
         self._resources = contextlib.ExitStack()
         self._member: Membership = join(
             rendezvous or Alone(),
@@ -108,22 +114,26 @@ class Feed(Generic[Array]):
         delivery = ring.next()
         if delivery[2] != DATA:
             raise self._end(ring.blob(delivery), delivery[2])
-        index, counts = self._num_delivered, delivery[4]
-        arrays, blob = ring.arrays(delivery), partial(ring.blob, delivery)
-        is_valid: Callable[[int], bool] = self._is_valid
+        arrays, counts = ring.arrays(delivery), delivery[4]
+        metadata: Metadata | None = None
+        lender: Lender = self
+        if counts[5] or self._hand_out is not None:
+            arrays, metadata, lender = self._unusual(ring, delivery, arrays)
+        self._counts = counts
+        self._num_delivered = index = self._num_delivered + 1
+        self.oldest_valid = index - self._hold
+        return Batch(arrays, index - 1, counts, lender, ring.slot(delivery), metadata)
+
+    def _unusual(
+        self, ring: RingReader[Array], delivery: _native.Delivery, arrays: dict[str, Array]
+    ) -> tuple[dict[str, Array], Metadata, Lender]:
+        """What only some feeds do: remember the source's own state, hand out copies."""
+        metadata = msgspec.msgpack.decode(ring.blob(delivery), type=Metadata)
+        lender: Lender = self
         if self._hand_out is not None:
-            arrays, is_valid = self._hand_out(arrays), _always
-            metadata = blob()
-            blob = partial(bytes, metadata)
-        self._num_delivered = index + 1
-        source_state = msgspec.msgpack.decode(blob(), type=Metadata).source_state if counts[5] else None
-        self._position = Position(
-            consumed_samples=counts[0],
-            consumed_batches=self._beginning.consumed_batches + index + 1,
-            data_size=self._beginning.data_size,
-            source_state=source_state,
-        )
-        return Batch(arrays, index, counts, is_valid, blob)
+            arrays, lender = self._hand_out(arrays), COPIED
+        self._source_state = metadata.source_state
+        return arrays, metadata, lender
 
     def _start(self) -> RingReader[Array]:
         try:
@@ -143,9 +153,6 @@ class Feed(Generic[Array]):
             self._ended.__cause__ = self._member.host.producer.error
         return self._ended
 
-    def _is_valid(self, index: int) -> bool:
-        return self._num_delivered - index <= self.config.hold and not self._resources_closed
-
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
@@ -153,7 +160,17 @@ class Feed(Generic[Array]):
 
         Counts what this rank has taken, not what is prefetched. The same after the last batch and after the end.
         """
-        return to_state_dict(dataclasses.replace(self._position, source=self._member.identity()))
+        return to_state_dict(dataclasses.replace(self._position(), source=self._member.identity()))
+
+    def _position(self) -> Position:
+        if self._num_delivered == 0:
+            return self._beginning
+        return Position(
+            consumed_samples=self._counts[0],
+            consumed_batches=self._beginning.consumed_batches + self._num_delivered,
+            data_size=self._beginning.data_size,
+            source_state=self._source_state,
+        )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Begin where `state` was taken. The same on every rank, before the first batch.
@@ -163,8 +180,7 @@ class Feed(Generic[Array]):
         """
         if self._ring is not None:
             raise ConfigError("load_state_dict comes before the first batch: this feed has already started")
-        position = from_state_dict(state)
-        self._position = self._beginning = position
+        self._beginning = from_state_dict(state)
 
     # -- facts and end -------------------------------------------------------------------------------------------------
 
@@ -194,6 +210,7 @@ class Feed(Generic[Array]):
     def close(self) -> None:
         """Leave the group's ring. Idempotent, does not block. Batches become invalid; tensors keep their memory."""
         self._finalizer()
+        self.oldest_valid = sys.maxsize
         if self._ended is None:
             self._ended = FeedClosed("this feed is closed")
 
@@ -204,10 +221,6 @@ class Feed(Generic[Array]):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _always(index: int) -> bool:
-    return True
 
 
 def _close_if_ours(resources: contextlib.ExitStack, pid: int) -> None:

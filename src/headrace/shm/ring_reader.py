@@ -104,9 +104,13 @@ class RingReader(Generic[Array]):
         """
         return self._slots.arrays(delivery[1], delivery[3], delivery[5])
 
+    def slot(self, delivery: _native.Delivery) -> np.ndarray:
+        """The bytes of a version's slot (uint8), under the same condition; the array keeps the mapping alive."""
+        return self._slots.memory[delivery[1]]
+
     def blob(self, delivery: _native.Delivery) -> bytes:
         """A copy of the extra metadata of a version, under the same condition."""
-        return read_blob(self._slots.memory[delivery[1]])
+        return read_blob(self.slot(delivery))
 
     def release(self) -> None:
         """Hand back everything taken so far: for whoever has copied it. The writer gets its slots a step earlier."""
