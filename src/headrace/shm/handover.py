@@ -13,13 +13,11 @@ because a pid means nothing in another pid namespace.
 from __future__ import annotations
 
 import contextlib
-import errno
 import hmac
 import os
 import secrets
 import select
 import socket
-import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -27,15 +25,10 @@ from dataclasses import dataclass, field
 import msgspec
 
 from headrace.errors import ConfigError, FeedTimeout, PeerGone
-from headrace.shm import failure, forked
+from headrace.shm import failure, forked, mail
 from headrace.shm.peers import WRITER, Peer, open_pidfd, start_time
 
 TICK_S = 0.1
-_MAX_MESSAGE = 256 * 1024
-_MAX_DESCRIPTORS = 250
-# A guest that does not take its message for so long is stopped, and is told nothing more.
-_SEND_S = 5.0
-_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,8 +146,8 @@ class Door:
         except (BlockingIOError, ConnectionAbortedError):
             return
         except OSError as error:
-            raise _out_of_descriptors(error) from error
-        _, uid, _ = _credentials(connection)
+            raise mail.explained(error) from error
+        _, uid, _ = mail.credentials(connection)
         if uid == os.geteuid():
             self._strangers.append(connection)
         else:
@@ -163,22 +156,24 @@ class Door:
     def _meet(self, connection: socket.socket, expected: dict[int, Peer]) -> None:
         fds: list[int] = []
         try:
-            raw, fds = _receive_message(connection, 2)
+            raw, fds = mail.receive(connection, 2)
             hello = msgspec.json.decode(raw, type=_Hello)
         except (OSError, msgspec.DecodeError):
-            _drop(connection, fds)
+            mail.drop(connection, fds)
             return
         if not hmac.compare_digest(hello.nonce.encode(), self.nonce.encode()) or len(fds) != 1 + hello.has_pidfd:
-            _drop(connection, fds)
+            mail.drop(connection, fds)
             return
         if hello.index not in expected or hello.index in self.guests:
-            _answer(connection, _refusal(ConfigError(f"reader {hello.index} is not expected here, or is here already")))
-            _drop(connection, fds)
+            mail.send(
+                connection, _refusal(ConfigError(f"reader {hello.index} is not expected here, or is here already"))
+            )
+            mail.drop(connection, fds)
             return
         state_fd, *pidfds = fds
         state = _read_all(state_fd)
         pidfd = pidfds[0] if pidfds else None
-        pid, _, _ = _credentials(connection)  # 0 when the reader lives in a pid namespace that this one cannot see
+        pid, _, _ = mail.credentials(connection)  # 0 when the reader lives in a pid namespace that this one cannot see
         peer = Peer(who=f"rank {hello.rank}", rank=hello.rank, pid=pid or hello.pid, started=hello.started, pidfd=pidfd)
         self.guests[hello.index] = Guest(index=hello.index, connection=connection, peer=peer, state=state)
 
@@ -192,25 +187,32 @@ class Door:
         pidfds = [peer.pidfd for peer in people.values() if peer.pidfd is not None]
         answer = msgspec.json.encode(_Answer(slot_bytes=slot_bytes, people=told))
         for guest in self.guests.values():
-            _answer(guest.connection, answer, (control_fd, data_fd, *pidfds))
+            mail.send(guest.connection, answer, (control_fd, data_fd, *pidfds))
 
     def hand_out_data(self, data_fd: int, slot_bytes: int) -> None:
         """Give every guest a larger data segment. Does not block: the message is small and read soon."""
         for guest in self.guests.values():
-            _answer(guest.connection, msgspec.json.encode(_Answer(slot_bytes=slot_bytes)), (data_fd,))
+            mail.send(guest.connection, msgspec.json.encode(_Answer(slot_bytes=slot_bytes)), (data_fd,))
 
     def refuse(self, error: BaseException) -> None:
         """Tell every guest, and everybody who still knocks, why there will be no ring."""
         for guest in self.guests.values():
-            _answer(guest.connection, _refusal(error))
+            mail.send(guest.connection, _refusal(error))
         with contextlib.suppress(OSError):
             while True:
                 self._let_in()
                 if not self._strangers:
                     return
-                stranger = self._strangers.pop()
-                _answer(stranger, _refusal(error))
-                stranger.close()
+                self._turn_away(self._strangers.pop(), error)
+
+    def _turn_away(self, stranger: socket.socket, error: BaseException) -> None:
+        fds: list[int] = []
+        stranger.settimeout(1.0)
+        with contextlib.suppress(OSError, ConfigError):
+            # Its hello must be read: to close a socket with words unread is to reset it, and the answer would be lost.
+            _, fds = mail.receive(stranger, 2)
+            mail.send(stranger, _refusal(error))
+        mail.drop(stranger, fds)
 
     def close(self) -> None:
         """Idempotent. The guests find their connections at an end."""
@@ -232,56 +234,10 @@ def _refusal(error: BaseException) -> bytes:
     return msgspec.json.encode(_Answer(refusal=failure.encode(error).decode()))
 
 
-def _answer(connection: socket.socket, message: bytes, fds: tuple[int, ...] = ()) -> None:
-    """Send to a guest that may have died meanwhile: that is found by its pidfd, not here."""
-    connection.settimeout(_SEND_S)
-    deadline = time.monotonic() + _SEND_S
-    while True:
-        try:
-            socket.send_fds(connection, [message], fds)
-        except OSError as error:
-            # The kernel bounds the descriptors that are under way per user (RLIMIT_NOFILE): 60 readers with 60 pidfds
-            # each pass it, until some of the readers have taken theirs.
-            if error.errno == errno.ETOOMANYREFS and time.monotonic() < deadline:
-                time.sleep(0.01)
-                continue
-        return
-
-
-def _receive_message(connection: socket.socket, max_descriptors: int) -> tuple[bytes, list[int]]:
-    """One message and its descriptors, which are the caller's. ConfigError when this process may not hold them."""
-    # Descriptors that arrive in a message are inherited by every program this one starts, unless asked otherwise.
-    raw, fds, flags, _ = socket.recv_fds(connection, _MAX_MESSAGE, max_descriptors, socket.MSG_CMSG_CLOEXEC)
-    if flags & socket.MSG_CTRUNC:
-        for fd in fds:
-            os.close(fd)
-        raise _out_of_descriptors(OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
-    return raw, list(fds)
-
-
-def _out_of_descriptors(error: OSError) -> ConfigError:
-    if error.errno in (errno.EMFILE, errno.ENFILE):
-        return ConfigError("this process has too many open files to join a feed; raise RLIMIT_NOFILE (`ulimit -n`)")
-    return ConfigError(f"cannot join a feed: {error.strerror}")
-
-
-def _credentials(connection: socket.socket) -> tuple[int, int, int]:
-    """pid, uid and gid of the other end."""
-    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, uid, gid = _CREDENTIALS.unpack(raw)
-    return pid, uid, gid
-
-
 def _read_all(fd: int) -> bytes:
     with open(fd, "rb") as file:
         file.seek(0)
         return file.read()
-
-
-def _drop(connection: socket.socket, fds: list[int]) -> None:
-    connection.close()
-    for fd in fds:
-        os.close(fd)
 
 
 # ---- reader ----------------------------------------------------------------------------------------------------------
@@ -304,8 +260,8 @@ def knock(invitation: Invitation, *, index: int, rank: int, state: bytes) -> soc
         except ConnectionRefusedError as error:
             raise PeerGone("the process that writes the feed", rank=None, pid=0, version=0) from error
         except OSError as error:
-            raise _out_of_descriptors(error) from error
-        _, uid, _ = _credentials(connection)
+            raise mail.explained(error) from error
+        _, uid, _ = mail.credentials(connection)
         if uid != os.geteuid():
             raise ConfigError(f"the feed is hosted by uid {uid}, this process runs as uid {os.geteuid()}")
         fds, pidfd = [state_fd], open_pidfd(os.getpid())
@@ -375,7 +331,7 @@ def _receive(
         if time.monotonic() > deadline:
             raise FeedTimeout(f"{waiting_for} from {host.describe() if host.pid else host.who}", timeout_s=timeout_s)
     try:
-        raw, fds = _receive_message(connection, _MAX_DESCRIPTORS)
+        raw, fds = mail.receive(connection, mail.MAX_DESCRIPTORS)
     except OSError:
         raw, fds = b"", []
     if not raw:

@@ -1,0 +1,145 @@
+"""Patience and what it says, with a clock of our own; what an error looks like after its journey."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.errors import BatchTooLarge, ConfigError, FeedTimeout, FormatError, HeadraceError, SourceError
+from headrace.shm import failure
+from headrace.shm.peers import WRITER, Peer, Watch, open_pidfd, start_time
+from headrace.shm.waiting import Patience, RingConfig
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_one_report_per_stall_and_then_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    config = RingConfig(timeout_s=5.0, stall_warning_s=2.0)
+    patience = Patience(config, lambda: "rank 1 (pid 7, sleeping)", clock)
+    with caplog.at_level(logging.WARNING, logger="headrace"):
+        for _ in range(49):
+            clock.now += 0.1
+            patience.check()
+    assert [record.getMessage() for record in caplog.records] == [
+        "stalled for 2.1 s: waiting for rank 1 (pid 7, sleeping)"
+    ]
+    clock.now += 0.2
+    with pytest.raises(FeedTimeout, match=r"waited 5 s for rank 1 .pid 7, sleeping.; all processes are alive"):
+        patience.check()
+
+
+def test_hours_spent_suspended_are_not_held_against_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    patience = Patience(RingConfig(timeout_s=5.0, stall_warning_s=2.0), lambda: "somebody", clock)
+    clock.now += 7200.0
+    patience.check()
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(("wrong", "message"), [
+    ({"num_slots": 1}, "num_slots must be at least 2"),
+    ({"num_slots": 2000}, "num_slots must be at most 1024"),
+    ({"num_slots": 3, "hold": 3}, "raise num_slots to at least 4"),
+    ({"hold": 0}, "hold must lie in"),
+    ({"timeout_s": 0.0}, "must be positive"),
+    ({"stall_warning_s": -1.0}, "must be positive"),
+])  # fmt: skip
+def test_an_impossible_ring_is_refused(wrong: dict[str, float], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        RingConfig(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("error", [
+    BatchTooLarge(need=9, have=5, knob="slot_bytes"),
+    FeedTimeout("rank 3", timeout_s=2.5),
+    ConfigError("no"),
+    FormatError("what"),
+    SourceError("the data source raised KeyError: 'x'", source_traceback="Traceback ...\nKeyError: 'x'"),
+])  # fmt: skip
+def test_our_own_errors_arrive_as_they_were(error: HeadraceError) -> None:
+    arrived = failure.decode(failure.encode(error))
+    assert type(arrived) is type(error)
+    assert str(arrived) == str(error)
+    assert vars(arrived) == vars(error)
+
+
+def test_the_users_exception_arrives_with_its_traceback() -> None:
+    try:
+        raise KeyError("tokens")
+    except KeyError as error:
+        arrived = failure.decode(failure.encode(error))
+    assert isinstance(arrived, SourceError)
+    assert "KeyError: 'tokens'" in str(arrived)
+    assert "test_waiting.py" in arrived.source_traceback
+
+
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@given(st.text(st.characters(codec=None), max_size=50), st.integers(0, 3000))
+def test_every_error_fits_a_slot(text: str, times: int) -> None:
+    # Chinese text, control characters, file names that are not UTF-8: lone surrogates.
+    raw = failure.encode(ValueError(text * times))
+    assert len(raw) <= failure.MAX_FAILURE_BYTES
+    assert isinstance(failure.decode(raw), SourceError)
+
+
+@pytest.mark.parametrize("text", ["\0" * 100_000, "中" * 100_000, "\udcff" * 100_000, 'quoted "text"\n' * 10_000])
+def test_a_long_error_keeps_its_beginning_and_its_end(text: str) -> None:
+    arrived = failure.decode(failure.encode(ValueError("first" + text + "last")))
+    assert "ValueError: first" in str(arrived)
+    assert "last" in str(arrived)
+    assert "bytes left out" in str(arrived)
+
+
+def test_an_exception_that_cannot_be_printed_still_arrives() -> None:
+    assert "Unprintable" in str(failure.decode(failure.encode(Unprintable())))
+
+
+def test_a_watch_names_who_ended_with_and_without_pidfds() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        started = start_time(child.pid)
+        assert started > 0
+        by_pidfd = Peer(who="rank 0", rank=0, pid=child.pid, started=started, pidfd=open_pidfd(child.pid))
+        by_pid = Peer(who="rank 1", rank=1, pid=child.pid, started=started, pidfd=None)
+        reused = Peer(who="rank 2", rank=2, pid=os.getpid(), started=start_time(os.getpid()) - 1, pidfd=None)
+        watch = Watch({0: by_pidfd, 1: by_pid, 2: reused})
+        assert watch.dead() == [2], "a pid that another process has now is a dead peer"
+        assert by_pidfd.describe() == f"rank 0 (pid {child.pid}, sleeping)" or "running" in by_pidfd.describe()
+        child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert start_time(child.pid) == 0, "a zombie has ended"
+        assert sorted(watch.dead()) == [0, 1, 2]
+        assert by_pidfd.describe() == f"rank 0 (pid {child.pid}, dead)"
+        watch.close()
+        watch.close()
+    assert by_pid.describe() == f"rank 1 (pid {child.pid}, dead)"
+
+
+def test_a_peer_of_another_pid_namespace_is_not_taken_for_the_process_that_has_its_number_here() -> None:
+    alive = Peer(who="rank 0", rank=0, pid=1, started=12345, pidfd=open_pidfd(os.getpid()))
+    assert alive.describe() == "rank 0 (pid 1, alive)"
+    Watch({0: alive}).close()
+
+
+def test_a_rank_that_writes_as_well_counts_as_the_writer() -> None:
+    me = {"pid": os.getpid(), "started": start_time(os.getpid()), "pidfd": None}
+    other = Peer(who="rank 1", rank=1, pid=os.getpid(), started=1, pidfd=None)
+    watch = Watch({WRITER: Peer(who="w", rank=0, **me), 0: Peer(who="rank 0", rank=0, **me), 1: other})
+    assert watch.is_writer(0)
+    assert not watch.is_writer(1), "an equal pid in another namespace is another process"
