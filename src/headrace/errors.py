@@ -48,7 +48,7 @@ class PeerGone(HeadraceError):
     """
 
     def __init__(self, who: str, *, rank: int | None, pid: int, version: int, reason: str = "died") -> None:
-        self.who, self.rank, self.pid, self.version = who, rank, pid, version
+        self.who, self.rank, self.pid, self.version, self.reason = who, rank, pid, version, reason
         super().__init__(
             f"{who} (pid {pid}) {reason} while batch {version} was needed; "
             "restart the job from its last checkpoint (the feed's state_dict tells where)"

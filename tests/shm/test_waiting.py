@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.errors import BatchTooLarge, ConfigError, FeedTimeout, FormatError, HeadraceError, SourceError
+from headrace.errors import BatchTooLarge, ConfigError, FeedTimeout, FormatError, HeadraceError, PeerGone, SourceError
 from headrace.shm import failure
 from headrace.shm.peers import WRITER, Peer, Watch, open_pidfd, start_time
 from headrace.shm.waiting import Patience, RingConfig
@@ -67,6 +67,7 @@ def test_an_impossible_ring_is_refused(wrong: dict[str, float], message: str) ->
     FeedTimeout("rank 3", timeout_s=2.5),
     ConfigError("no"),
     FormatError("what"),
+    PeerGone("rank 3", rank=3, pid=77, version=5, reason="left"),
     SourceError("the data source raised KeyError: 'x'", source_traceback="Traceback ...\nKeyError: 'x'"),
 ])  # fmt: skip
 def test_our_own_errors_arrive_as_they_were(error: HeadraceError) -> None:

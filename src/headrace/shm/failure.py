@@ -42,6 +42,8 @@ def _described(error: BaseException, budget: int) -> _Failure:
         return _Failure("BatchTooLarge", "", need=error.need, have=error.have, knob=error.knob)
     if isinstance(error, FeedTimeout):
         return _Failure("FeedTimeout", _shortened(error.waiting_for, budget), timeout_s=error.timeout_s)
+    if isinstance(error, PeerGone):
+        return _Failure("PeerGone", error.who, error.reason, rank=error.rank, pid=error.pid, version=error.version)
     if isinstance(error, ConfigError | FormatError):
         return _Failure(type(error).__name__, _shortened(str(error), budget))
     if isinstance(error, SourceError):
@@ -62,7 +64,13 @@ def decode(raw: bytes) -> HeadraceError:
         case "FeedTimeout":
             return FeedTimeout(failure.message, timeout_s=failure.timeout_s)
         case "PeerGone":
-            return PeerGone(failure.message, rank=failure.rank, pid=failure.pid, version=failure.version)
+            return PeerGone(
+                failure.message,
+                rank=failure.rank,
+                pid=failure.pid,
+                version=failure.version,
+                reason=failure.traceback,
+            )
         case "ConfigError":
             return ConfigError(failure.message)
         case "FormatError":
