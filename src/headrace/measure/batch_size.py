@@ -9,6 +9,7 @@ and the probe itself must not hold collectives that a failing rank would not rea
 from __future__ import annotations
 
 import gc
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter_ns
@@ -233,7 +234,6 @@ class Hunt:
     def fits(self, batch_size: int) -> bool:
         """Run one size, clean up, and agree with the other ranks."""
         outcome, samples_per_s, reason = self.attempt(batch_size)
-        # The failed run's frames are gone now, so its tensors can be (Lightning #7335 held them through the traceback).
         gc.collect()
         try:
             self.probe.restore()
@@ -260,9 +260,20 @@ class Hunt:
             samples = self.probe.run(batch_size)
         except Exception as error:
             reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
+            forget_frames(error)
             return (NO_MEMORY if is_out_of_memory(error) else BROKEN), None, reason
         seconds = (self.clock() - start) / 1e9
         return FITS, samples / seconds if seconds > 0.0 else None, None
+
+
+def forget_frames(error: BaseException | None) -> None:
+    """Let go of what the failed calls held, even if somebody keeps the exception.
+
+    Its traceback holds every frame, and those hold the tensors that did not fit (Lightning #7335).
+    """
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 def is_out_of_memory(error: BaseException) -> bool:

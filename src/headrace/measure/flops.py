@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Literal, TypeAlias
 
 from headrace.errors import ConfigError
@@ -79,12 +78,24 @@ class ModelShape:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PairCount:
-    """Query-key pairs of a set of documents: `plain` for layers that see everything, `windowed` for the others."""
+class Work:
+    """What the operations of a step depend on beside the model. Adds up over micro batches and ranks.
 
-    tokens: int
-    plain: Fraction
-    windowed: Fraction
+    Half pairs keep causal counts whole: a causal document of length s has s^2 of them, a full one 2 s^2.
+    """
+
+    tokens: int = 0
+    half_pairs: int = 0
+    """In layers that see the whole document."""
+    windowed_half_pairs: int = 0
+    """In layers with a sliding window."""
+
+    def __add__(self, other: Work) -> Work:
+        return Work(
+            tokens=self.tokens + other.tokens,
+            half_pairs=self.half_pairs + other.half_pairs,
+            windowed_half_pairs=self.windowed_half_pairs + other.windowed_half_pairs,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,75 +109,55 @@ class StepFlops:
     forward_logits: int
     model: int
     hardware: int
-    attention: Attention
-    recompute: Recompute
 
 
-def count_pairs(
+def work_of(
     document_lengths: Iterable[int], *, attention: Attention, window: int | None = None, copies: int = 1
-) -> PairCount:
-    """Pairs of documents with these lengths (tokens), each occurring `copies` times.
+) -> Work:
+    """The work of documents with these lengths (tokens): one per row, or packed into rows; each `copies` times.
 
     Causal counts half of each square (the diagonal is not counted whole, as in Megatron-LM); a window of w then allows
-    w s - w^2 / 2 pairs in a document longer than w. Raises ConfigError for a negative length, or a window that is not
-    causal.
+    w s - w^2 / 2 pairs in a document longer than w. Raises ConfigError for a negative length, an unknown kind of
+    attention, or a window that is not causal.
     """
+    if attention not in ("causal", "full"):
+        raise ConfigError(f"attention is 'causal' or 'full', got {attention!r}")
     if window is not None and attention != "causal":
         raise ConfigError("a sliding window looks backwards only: use attention='causal'")
-    share = Fraction(1, 2) if attention == "causal" else Fraction(1)
-    tokens, plain, windowed = 0, Fraction(0), Fraction(0)
+    halves = 1 if attention == "causal" else 2
+    tokens = whole = windowed = 0
     for length in document_lengths:
         if length < 0:
             raise ConfigError(f"a document has 0 tokens or more, got {length}")
         tokens += length
-        square = share * length * length
-        plain += square
-        windowed += square if window is None or length <= window else window * length - Fraction(window * window, 2)
-    return PairCount(tokens=tokens * copies, plain=plain * copies, windowed=windowed * copies)
+        square = halves * length * length
+        whole += square
+        windowed += square if window is None or length <= window else 2 * window * length - window * window
+    return Work(tokens=tokens * copies, half_pairs=whole * copies, windowed_half_pairs=windowed * copies)
 
 
-def step_flops(
-    shape: ModelShape,
-    document_lengths: Iterable[int],
-    *,
-    attention: Attention,
-    recompute: Recompute = "none",
-    copies: int = 1,
-) -> StepFlops:
-    """Operations for documents of these lengths: one per row, or the documents packed into rows, over all ranks.
-
-    `copies` repeats them all (64 rows of 4096: lengths [4096], copies 64). Raises ConfigError for an unknown choice.
-    """
-    if attention not in ("causal", "full") or recompute not in ("none", "selective", "full"):
-        raise ConfigError(
-            f"attention is 'causal' or 'full' and recompute 'none', 'selective' or 'full', got {attention!r} and "
-            f"{recompute!r}"
-        )
-    pairs = count_pairs(document_lengths, attention=attention, window=shape.window, copies=copies)
+def step_flops(shape: ModelShape, work: Work, recompute: Recompute = "none") -> StepFlops:
+    """Operations of `work`, all ranks' or one rank's. Raises ConfigError for an unknown kind of recompute."""
+    if recompute not in ("none", "selective", "full"):
+        raise ConfigError(f"recompute is 'none', 'selective' or 'full', got {recompute!r}")
     layers = shape.layers + shape.mtp_depths
-    logits = 2 * pairs.tokens * shape.hidden * shape.vocab * (1 + shape.mtp_depths)
-    linear = 2 * pairs.tokens * (weights_per_token(shape) + shape.mtp_depths * 2 * shape.hidden**2)
-    seen = pairs.plain * (layers - shape.window_layers) + pairs.windowed * shape.window_layers
-    core = seen * flops_per_pair(shape)
+    logits = 2 * work.tokens * shape.hidden * shape.vocab * (1 + shape.mtp_depths)
+    linear = 2 * work.tokens * (weights_per_token(shape) + shape.mtp_depths * 2 * shape.hidden**2)
+    seen = work.half_pairs * (layers - shape.window_layers) + work.windowed_half_pairs * shape.window_layers
+    core = seen * flops_per_half_pair(shape)
     model = TRAINING * (linear + core + logits)
-    again = {"none": Fraction(0), "selective": core, "full": linear + core}[recompute]
+    again = {"none": 0, "selective": core, "full": linear + core}[recompute]
     return StepFlops(
-        forward_linear=linear,
-        forward_core=round(core),
-        forward_logits=logits,
-        model=round(model),
-        hardware=round(model + again),
-        attention=attention,
-        recompute=recompute,
+        forward_linear=linear, forward_core=core, forward_logits=logits, model=model, hardware=model + again
     )
 
 
-def flops_per_pair(shape: ModelShape) -> int:
-    """Forward operations per query-key pair and layer: the score and the weighted value. GQA does not make it less."""
+def flops_per_half_pair(shape: ModelShape) -> int:
+    """Forward operations per half query-key pair and layer: score and weighted value. GQA does not make it less."""
     if shape.latent is not None:
         latent = shape.latent
-        return 2 * shape.heads * (latent.qk_nope_head_dim + latent.qk_rope_head_dim + latent.v_head_dim)
-    return 4 * shape.heads * shape.head_dim
+        return shape.heads * (latent.qk_nope_head_dim + latent.qk_rope_head_dim + latent.v_head_dim)
+    return 2 * shape.heads * shape.head_dim
 
 
 def weights_per_token(shape: ModelShape) -> int:

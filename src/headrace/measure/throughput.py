@@ -9,8 +9,8 @@ Over a window both are a sum over a sum: a mean of per-step rates would let shor
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from headrace.errors import ConfigError
 
@@ -72,33 +72,51 @@ def throughput(
         )
     window = list(steps)[warmup_steps:]
     timed = [step for step in window if step.seconds is not None and step.seconds > 0.0]
-    seconds = math.fsum(step.seconds for step in timed if step.seconds is not None)
-    scale = data_parallel_size / seconds if seconds > 0.0 else None
-    samples = total([step.samples for step in timed])
-    tokens = total([step.tokens for step in timed])
-    padded = total([step.tokens if step.padded_tokens is None else step.padded_tokens for step in timed])
-    tokens_per_s = times(tokens, scale)
-    samples_per_s = times(samples, scale)
-    return Throughput(
+    padded = [step.tokens if step.padded_tokens is None else step.padded_tokens for step in window]
+    timed_padded = [step.tokens if step.padded_tokens is None else step.padded_tokens for step in timed]
+    result = rates(
         num_steps=len(timed),
+        seconds=math.fsum(step.seconds for step in timed if step.seconds is not None),
+        samples=total([step.samples for step in timed]),
+        tokens=total([step.tokens for step in timed]),
+        padded_tokens=total(timed_padded),
+        data_parallel_size=data_parallel_size,
+        num_devices=num_devices,
+    )
+    # The share of padding needs no times: steps without one still count.
+    return replace(result, padding_ratio=padding_ratio(total([step.tokens for step in window]), total(padded)))
+
+
+def rates(
+    *,
+    num_steps: int,
+    seconds: float,
+    samples: int | None,
+    tokens: int | None,
+    padded_tokens: int | None,
+    data_parallel_size: int,
+    num_devices: int,
+) -> Throughput:
+    """Rates of the job from one rank's sums over `num_steps` timed steps, which took `seconds` together."""
+    scale = data_parallel_size / seconds if seconds > 0.0 else None
+    samples_per_s, tokens_per_s = times(samples, scale), times(tokens, scale)
+    return Throughput(
+        num_steps=num_steps,
         seconds=seconds,
         samples_per_s=samples_per_s,
         tokens_per_s=tokens_per_s,
-        padded_tokens_per_s=times(padded, scale),
+        padded_tokens_per_s=times(padded_tokens, scale),
         samples_per_s_per_device=times(samples_per_s, 1 / num_devices),
         tokens_per_s_per_device=times(tokens_per_s, 1 / num_devices),
         tokens_per_day=times(tokens_per_s, SECONDS_PER_DAY),
-        padding_ratio=padding_ratio(window),
-        reason=None if timed else f"none of {len(window)} steps after {warmup_steps} warm-up steps has a time above 0",
+        padding_ratio=padding_ratio(tokens, padded_tokens),
+        reason=None if scale is not None else "no step that counts has a time above 0",
     )
 
 
-def padding_ratio(steps: Sequence[StepWork]) -> float | None:
-    """1 - real / computed tokens; needs no times. None without counted tokens."""
-    counted = [step for step in steps if step.tokens is not None]
-    computed = sum(step.tokens if step.padded_tokens is None else step.padded_tokens for step in counted if step.tokens)
-    real = sum(step.tokens for step in counted if step.tokens is not None)
-    return 1.0 - real / computed if computed else None
+def padding_ratio(tokens: int | None, padded_tokens: int | None) -> float | None:
+    """1 - real / computed tokens. None where either was not counted or nothing was computed."""
+    return None if tokens is None or not padded_tokens else 1.0 - tokens / padded_tokens
 
 
 def total(counts: list[int | None]) -> int | None:

@@ -1,0 +1,280 @@
+"""One measured training run: the step's times meet what the steps held, and become records, lines and a summary.
+
+    run = Run(facts, step=step, ...)         headrace.torch.measure.start() makes it
+    for batch in run.batches(loader):
+        ...                                  spans of run.step, or hooks
+        run.count(samples=8, tokens=8192)    once per micro batch
+        run.end()                            once per optimizer step (or by the optimizer's hook)
+    print(run.close())
+
+Everything outside (clock, device, memory, gather, files, loggers) comes in as an argument, and whatever of it fails is
+dropped with one warning: the training goes on, and so does the rest of the measuring.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias, TypeVar
+
+from headrace.errors import ConfigError
+from headrace.measure.flops import Work, step_flops, work_of
+from headrace.measure.logline import Window, metrics, summary_text, terminal_line
+from headrace.measure.memory import DeviceMemory, MemoryUse, ReadDeviceMemory, host_memory
+from headrace.measure.phases import StepTimes
+from headrace.measure.record import RecordWriter, RunFacts, StepRecord, WindowRecord, step_record
+from headrace.measure.slow_rank import Gather, RankWindow, SlowRank, SlowRankWatch, computing_s
+from headrace.measure.step import Step
+from headrace.measure.summary import Summary, Totals, plus, summarise
+
+Batch = TypeVar("Batch")
+LogMetrics: TypeAlias = Callable[[dict[str, float], int], None]
+"""log(metrics, step): one line for TensorBoard, W&B or MLflow."""
+
+log = logging.getLogger("headrace.measure")
+
+
+@dataclass(slots=True)
+class Counts:
+    """What the micro batches of the running step held on this rank. A figure one of them lacks is None for all."""
+
+    micro_batches: int = 0
+    samples: int | None = None
+    tokens: int | None = None
+    padded_tokens: int | None = None
+    squared_lengths: int | None = None
+    work: Work | None = None
+
+    def add(
+        self, samples: int, tokens: int | None, padded_tokens: int | None, squared: int | None, work: Work | None
+    ) -> None:
+        """Add one micro batch."""
+        if self.micro_batches == 0:
+            self.samples, self.tokens, self.padded_tokens = samples, tokens, padded_tokens
+            self.squared_lengths, self.work = squared, work
+        else:
+            self.samples = plus(self.samples, samples)
+            self.tokens = plus(self.tokens, tokens)
+            self.padded_tokens = plus(self.padded_tokens, padded_tokens)
+            self.squared_lengths = plus(self.squared_lengths, squared)
+            self.work = None if self.work is None or work is None else self.work + work
+        self.micro_batches += 1
+
+
+class Run:
+    """Measures one training loop. Used from the loop's thread; nothing but the constructor raises.
+
+    `step` times the phases; its sink becomes this run's. `records` is a folder (None: nothing is written).
+    `log_metrics` and `print_line` get every `log_every`-th step, `read_device_memory` gives the peaks of the window.
+    `gather` and `groups` watch for the slow rank. `at_close` is called by `close`, whatever happened.
+    """
+
+    def __init__(
+        self,
+        facts: RunFacts,
+        *,
+        step: Step,
+        records: Path | None = None,
+        log_every: int = 10,
+        log_metrics: LogMetrics | None = None,
+        print_line: Callable[[str], None] | None = None,
+        read_device_memory: ReadDeviceMemory | None = None,
+        gather: Gather | None = None,
+        groups: Sequence[Sequence[int]] | None = None,
+        at_close: Sequence[Callable[[], None]] = (),
+    ) -> None:
+        if log_every < 1:
+            raise ConfigError(f"log_every counts steps and must be at least 1, got {log_every}")
+        self.facts, self.step, self.log_every = facts, step, log_every
+        self.log_metrics, self.print_line = log_metrics, print_line
+        self.read_device_memory, self.gather = read_device_memory, gather
+        self.at_close = list(at_close)
+        self.watch = SlowRankWatch(groups)
+        self.writer = None if records is None else RecordWriter(records, facts)
+        self.counts = Counts()
+        self.window, self.total = Totals(), Totals()
+        self.slow_rank: SlowRank | None = None
+        """The last verdict."""
+        self.closed: Summary | None = None
+        step.sink = self.take
+
+    def batches(self, source: Iterable[Batch]) -> Iterator[Batch]:
+        """Yield the batches of `source`; waiting for them is `data`."""
+        return self.step.batches(source)
+
+    def count(
+        self,
+        *,
+        samples: int,
+        tokens: int | None = None,
+        padded_tokens: int | None = None,
+        document_lengths: Sequence[int] | None = None,
+    ) -> None:
+        """Add one micro batch of this rank to the running step. All are host integers: nothing is synchronised.
+
+        `tokens` are real tokens, `padded_tokens` those the model computes on (default: the same). `document_lengths`
+        are the true lengths of packed documents; without them every sample is one document. Never raises.
+        """
+        try:
+            if document_lengths is not None and tokens is None:
+                tokens = sum(document_lengths)
+            computed = tokens if padded_tokens is None else padded_tokens
+            if document_lengths is None and computed is not None and samples > 0:
+                each, longer = divmod(computed, samples)
+                document_lengths = [each + 1] * longer + [each] * (samples - longer)
+            squared = work = None
+            if document_lengths is not None:
+                squared = sum(length * length for length in document_lengths)
+                if (shape := self.facts.shape) is not None:
+                    work = work_of(document_lengths, attention=self.facts.attention, window=shape.window)
+            self.counts.add(samples, tokens, computed, squared, work)
+        except Exception as error:
+            self.drop("counting", error)
+
+    def end(self) -> None:
+        """End the running step. Never raises, never blocks."""
+        counts, self.counts = self.counts, Counts()
+        self.step.end(counts)
+
+    def take(self, times: StepTimes, payload: object) -> None:
+        """A step is finished (on a device: some steps later). The sink of `step`."""
+        counts = payload if isinstance(payload, Counts) else Counts()
+        shape = self.facts.shape
+        flops = None
+        if shape is not None and counts.work is not None:
+            flops = step_flops(shape, counts.work, self.facts.recompute)
+        record = step_record(
+            self.facts,
+            times,
+            samples=counts.samples,
+            tokens=counts.tokens,
+            padded_tokens=counts.padded_tokens,
+            squared_lengths=counts.squared_lengths,
+            model_flops=None if flops is None else flops.model,
+            hardware_flops=None if flops is None else flops.hardware,
+        )
+        self.write(record)
+        if not record.warmup:
+            self.window.add(record)
+            self.total.add(record)
+        if (times.index + 1) % self.log_every == 0:
+            self.report(record)
+
+    def report(self, last: StepRecord) -> None:
+        """Close the window that ends with `last`: memory, slow rank, logger, terminal."""
+        memory = self.memory()
+        self.look_for_slow_rank(last)
+        window = Window(
+            step=last.step, summary=summarise(self.window, self.facts), memory=memory, slow_rank=self.slow_rank
+        )
+        self.window = Totals()
+        self.write(
+            WindowRecord(
+                run=self.facts.run, rank=self.facts.rank, step=last.step, memory=memory, slow_rank=self.slow_rank
+            )
+        )
+        if window.summary.num_steps == 0:
+            return
+        if self.log_metrics is not None:
+            try:
+                self.log_metrics(metrics(window), last.step)
+            except Exception as error:
+                self.log_metrics = None
+                self.drop("the metrics logger", error)
+        if self.print_line is not None:
+            try:
+                self.print_line(terminal_line(window))
+            except Exception as error:
+                self.print_line = None
+                self.drop("the terminal line", error)
+
+    def memory(self) -> MemoryUse:
+        """The window's peaks; begins a new window."""
+        device: DeviceMemory | None = None
+        reason: str | None = "no device memory to read: the host computes"
+        if self.read_device_memory is not None:
+            try:
+                device, reason = self.read_device_memory(), None
+            except Exception as error:
+                self.read_device_memory = None
+                reason = self.drop("reading device memory", error)
+        return MemoryUse(host=host_memory(), device=device, reason=reason)
+
+    def look_for_slow_rank(self, last: StepRecord) -> None:
+        """Send this window's sums; judge whatever windows of all ranks have arrived meanwhile."""
+        if self.gather is None:
+            return
+        try:
+            self.gather.submit(rank_window(self.facts.rank, last.step, self.window).row())
+            for rows in self.gather.ready():
+                self.slow_rank = self.watch.judge([RankWindow.from_row(row) for row in rows])
+        except Exception as error:
+            self.gather, self.slow_rank = None, None
+            self.drop("watching for the slow rank", error)
+
+    def write(self, line: StepRecord | WindowRecord) -> None:
+        """Append to the records; a window's line also hands everything to the system."""
+        if self.writer is None:
+            return
+        try:
+            self.writer.write(line)
+            if isinstance(line, WindowRecord):
+                self.writer.flush()
+        except Exception as error:
+            self.writer = None
+            self.drop("writing records", error)
+
+    def close(self) -> str:
+        """Take the steps the device still owes (waits for it), end the records, return the summary as text.
+
+        Calling it again returns the same text. Never raises.
+        """
+        if self.closed is None:
+            self.step.close()
+            if self.window.num_steps and self.total.last_step is not None:
+                last = self.total.last_step
+                self.write(WindowRecord(run=self.facts.run, rank=self.facts.rank, step=last, memory=self.memory()))
+            for undo in (*self.at_close, *([] if self.writer is None else [self.writer.close])):
+                try:
+                    undo()
+                except Exception as error:
+                    self.drop("cleaning up", error)
+            self.closed = summarise(self.total, self.facts)
+        return summary_text(self.closed)
+
+    def summary(self) -> Summary:
+        """The figures of all steps so far that count."""
+        return self.closed or summarise(self.total, self.facts)
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def drop(self, what: str, error: Exception) -> str:
+        """Say once that a part of the measuring is gone; returns the reason."""
+        reason = f"{what} failed: {type(error).__name__}: {error}"
+        log.warning("%s; training and the rest of the measuring go on", reason, exc_info=error)
+        return reason
+
+
+def rank_window(rank: int, window: int, totals: Totals) -> RankWindow:
+    """The sums of a window that the other ranks need to find out who is slow, in seconds."""
+    phases = {name: totals.phase_ns(name) for name in totals.phases_ns}
+    waits, data, host = (phases[name] for name in ("communication", "data", "scheduling"))
+    if host is None:
+        host = phases["other"]
+    work = totals.model_flops if totals.model_flops is not None else totals.squared_lengths
+    return RankWindow(
+        rank=rank,
+        window=window,
+        step_s=totals.step_ns / 1e9,
+        wait_s=None if waits is None else waits / 1e9,
+        data_s=None if data is None else data / 1e9,
+        computing_s=computing_s(phases),
+        host_s=None if host is None else host / 1e9,
+        work=None if work is None else float(work),
+    )
