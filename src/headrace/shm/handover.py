@@ -5,6 +5,7 @@
       | <-- welcome: settings, control fd, data fd, everybody's pidfds -- |     or a refusal that carries an error
       |                  ...                     |
       | <-- a larger data fd (RESIZE) ---------- |     the connection stays open for this
+      | -- goodbye ----------------------------> |     whoever dies says none
 
 The socket's name is random and abstract: nothing in the file system, nothing left after SIGKILL. Pidfds are handed on
 because a pid means nothing in another pid namespace.
@@ -29,6 +30,7 @@ from headrace.shm import failure, forked, mail
 from headrace.shm.peers import WRITER, Peer, open_pidfd, start_time
 
 TICK_S = 0.1
+_GOODBYE = b"goodbye"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -194,6 +196,15 @@ class Door:
         for guest in self.guests.values():
             mail.send(guest.connection, msgspec.json.encode(_Answer(slot_bytes=slot_bytes)), (data_fd,))
 
+    def departed(self) -> list[int]:
+        """The guests that have said goodbye. Some may never have come to the ring: nobody must wait for them there."""
+        poll = select.poll()
+        by_fd = {guest.connection.fileno(): guest for guest in self.guests.values()}
+        for fd in by_fd:
+            poll.register(fd, select.POLLIN)
+        heard = [by_fd[fd] for fd, _ in poll.poll(0)]
+        return [guest.index for guest in heard if _has_word(guest.connection)]
+
     def refuse(self, error: BaseException) -> None:
         """Tell every guest, and everybody who still knocks, why there will be no ring."""
         for guest in self.guests.values():
@@ -232,6 +243,14 @@ def _person(peer: Peer) -> Person:
 
 def _refusal(error: BaseException) -> bytes:
     return msgspec.json.encode(_Answer(refusal=failure.encode(error).decode()))
+
+
+def _has_word(connection: socket.socket) -> bool:
+    """After its hello a guest says one thing only, goodbye; an end without a word is its death."""
+    try:
+        return connection.recv(len(_GOODBYE), socket.MSG_PEEK | socket.MSG_DONTWAIT) == _GOODBYE
+    except OSError:
+        return False
 
 
 def _read_all(fd: int) -> bytes:
@@ -282,6 +301,15 @@ def knock(invitation: Invitation, *, index: int, rank: int, state: bytes) -> soc
             raise PeerGone("the process that writes the feed", rank=None, pid=0, version=0) from error
         unless_good.pop_all()
         return connection
+
+
+def hang_up(connection: socket.socket) -> None:
+    """Say goodbye and close. Does not block, never raises; wakes a thread that waits in `enter`."""
+    with contextlib.suppress(OSError):
+        connection.setblocking(False)
+        connection.send(_GOODBYE)
+        connection.shutdown(socket.SHUT_RDWR)
+    connection.close()
 
 
 def enter(
@@ -342,4 +370,4 @@ def _receive(
     return answer, fds
 
 
-__all__ = ["WRITER", "Admission", "Door", "Guest", "Invitation", "enter", "knock", "listen", "receive_data"]
+__all__ = ["WRITER", "Admission", "Door", "Guest", "Invitation", "enter", "hang_up", "knock", "listen", "receive_data"]

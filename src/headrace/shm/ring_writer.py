@@ -6,6 +6,7 @@ exception that says why not. A slot is written again only when every reader has 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 from collections.abc import Callable, Mapping
@@ -13,7 +14,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from headrace import _native
-from headrace.errors import BatchTooLarge, ConfigError, PeerGone
+from headrace.errors import BatchTooLarge, ConfigError, FeedClosed, PeerGone
 from headrace.shm import forked, segment
 from headrace.shm.failure import MAX_FAILURE_BYTES
 from headrace.shm.layout import SLOT_ALIGNMENT, slot_bytes_for
@@ -37,10 +38,20 @@ def is_debugging() -> bool:
 
 
 class RingWriter:
-    """Owns both segments' descriptors. The readers' pidfds belong to `watch`, which is the caller's."""
+    """Owns both segments' descriptors. The readers' pidfds belong to `watch`, which is the caller's.
+
+    `check` is called with every tick of a wait, and may raise.
+    """
 
     def __init__(
-        self, config: RingConfig, *, watch: Watch, num_readers: int, slot_bytes: int, max_slot_bytes: int
+        self,
+        config: RingConfig,
+        *,
+        watch: Watch,
+        num_readers: int,
+        slot_bytes: int,
+        max_slot_bytes: int,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         if not 1 <= num_readers <= _native.MAX_READERS:
             raise ConfigError(f"a ring has 1 to {_native.MAX_READERS} readers, got {num_readers}")
@@ -50,7 +61,7 @@ class RingWriter:
         self.slot_bytes = align(max(slot_bytes, MIN_SLOT_BYTES), SLOT_ALIGNMENT)
         if self.slot_bytes > max_slot_bytes:
             raise BatchTooLarge(need=self.slot_bytes, have=max_slot_bytes)
-        self._watch = watch
+        self._watch, self._check = watch, check
         self._debug = is_debugging()
         self.control_fd = self.data_fd = -1
         try:
@@ -156,6 +167,7 @@ class RingWriter:
 
     def check_readers(self) -> None:
         """PeerGone if a reader died, to whomever comes first, and told to all; EverybodyLeft if none is left."""
+        self._check()
         released = self._native.released
         if all(count == _native.LEFT for count in released):
             raise EverybodyLeft
@@ -165,6 +177,12 @@ class RingWriter:
         if self._native.state >= _native.READER_GONE:
             peer = self._watch.peer(self._native.state - _native.READER_GONE)
             raise PeerGone(peer.who, rank=peer.rank, pid=peer.pid, version=self._native.position)
+
+    def excuse(self, index: int) -> None:
+        """Leave the ring for a reader that will never come to it. One that has come leaves by itself."""
+        control = segment.attach(self.control_fd, writable=True, knob=_KNOB)
+        with contextlib.suppress(ValueError):  # its line is taken
+            _native.RingReader(control, index, os.getpid(), start_time(os.getpid())).leave()
 
     def _describe(self) -> str:
         needed = self._native.position - self.config.num_slots + 1
@@ -195,11 +213,16 @@ class RingWriter:
         return self._native.wait_ns
 
     def close(self) -> None:
-        """Let go of both segments. Idempotent. Readers drain what was published; without END PeerGone follows."""
+        """Let go of both segments. Idempotent. Readers drain what was published; without END PeerGone follows.
+
+        A thread of this process that waits or writes in this end comes out with FeedClosed, or with what it meets.
+        """
         if self.control_fd < 0:
             return
-        self._native.set_fate(_native.WRITER_LEFT)
-        self._native.close()
+        native, self._native = self._native, forked.Unusable(lambda: FeedClosed("this end of the ring is closed"))
+        native.set_fate(_native.WRITER_LEFT)
+        with contextlib.suppress(RuntimeError):  # a thread inside a wait: the mapping goes with its last reference
+            native.close()
         self._slots = WritableSlots([])
         self._close_descriptors()
 
