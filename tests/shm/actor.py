@@ -214,9 +214,9 @@ class Reader(Process):
         self.index = index
         self.connection = handover.knock(Invitation(**invitation), index=index, rank=index, state=state.encode())
 
-    def enter(self, timeout_s: float = 30.0, **config: Any) -> None:
+    def enter(self, **config: Any) -> None:
         unknown = Peer(who="the feeder", rank=None, pid=0, started=0, pidfd=None)
-        admission = handover.enter(self.connection, unknown, timeout_s=timeout_s)
+        admission = handover.enter(self.connection, unknown, timeout_s=30.0)
         self.watch = Watch(admission.peers)
         writer = admission.peers[WRITER]
         try:
@@ -228,7 +228,7 @@ class Reader(Process):
                 data_fd=admission.data_fd,
                 slot_bytes=admission.slot_bytes,
                 watch=self.watch,
-                receive_data=lambda: handover.receive_data(self.connection, writer, timeout_s=timeout_s),
+                receive_data=lambda: handover.receive_data(self.connection, writer, timeout_s=30.0),
                 wrap=lambda array: array,
             )
         finally:

@@ -96,7 +96,7 @@ class Actor:
         self.process.kill()
         return at
 
-    def end(self) -> str:
+    def bury(self) -> str:
         """End it whatever it does; returns what it wrote to stderr."""
         self.process.kill()
         _, errors = self.process.communicate()
@@ -136,7 +136,7 @@ class Company:
         """End everybody; returns everything they wrote to stderr."""
         for actor in self.actors:
             actor.process.kill()  # first all, so that nobody has time to report the death of another
-        return "".join(actor.end() for actor in self.actors)
+        return "".join(actor.bury() for actor in self.actors)
 
 
 def until_asleep(actor: Actor) -> None:
