@@ -107,7 +107,7 @@ def summary_text(summary: Summary) -> str:
     lines = [
         f"headrace: {summary.num_steps} steps ({summary.first_step} to {summary.last_step}), "
         f"mean {shown(summary.mean_step_s, 1e3, '.2f')} ms",
-        f"  throughput   {shown(rate.samples_per_s, 1.0, ',.1f')} samples/s, "
+        f"  throughput    {shown(rate.samples_per_s, 1.0, ',.1f')} samples/s, "
         f"{shown(rate.tokens_per_s, 1.0, ',.0f')} tokens/s, "
         f"{shown(rate.tokens_per_s_per_device, 1.0, ',.0f')} per device, "
         f"padding {shown(rate.padding_ratio, 100.0, '.1f')} %",
@@ -115,15 +115,15 @@ def summary_text(summary: Summary) -> str:
     for name in PHASES:
         phase = summary.phases[name]
         if phase.mean_s is None:
-            lines.append(f"  {name:<13}not seen: {phase.reason}")
+            lines.append(f"  {name:<14}not seen: {phase.reason}")
         else:
-            lines.append(f"  {name:<13}{phase.mean_s * 1e3:10.3f} ms {shown(phase.share, 100.0, '6.1f')} %")
+            lines.append(f"  {name:<14}{phase.mean_s * 1e3:10.3f} ms {shown(phase.share, 100.0, '6.1f')} %")
     lines += [f"    {name:<16}{seconds * 1e3:10.3f} ms" for name, seconds in summary.data_parts_s.items()]
     lines += [
-        f"  {name:<13}{seconds:10.3f} s in all, not part of any step" for name, seconds in summary.excluded_s.items()
+        f"  {name:<14}{seconds:10.3f} s in all, not part of any step" for name, seconds in summary.excluded_s.items()
     ]
     for name, used in (("MFU", summary.mfu), ("HFU", summary.hfu)):
-        lines.append(f"  {name:<13}" + (f"{used.value:.1%}" if used.value is not None else f"not known: {used.reason}"))
+        lines.append(f"  {name:<14}" + (f"{used.value:.1%}" if used.value is not None else f"not known: {used.reason}"))
     lines += [f"  note: {note}" for note in summary.notes]
     return "\n".join(lines)
 
