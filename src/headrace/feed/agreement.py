@@ -6,13 +6,14 @@ the others instead of leaving them waiting.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, FeedTimeout, HeadraceError
 from headrace.feed.rendezvous import Rendezvous
 from headrace.shm.handover import Invitation
 from headrace.shm.peers import Peer, start_time
@@ -25,9 +26,11 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     pid: int
     started: int
-    invitation: Invitation | None
-    has_iterator: bool
-    terms: dict[str, str]
+    pid_namespace: str
+    """Where `pid` means something."""
+    invitation: Invitation | None = None
+    has_iterator: bool = False
+    terms: dict[str, str] = {}
     error: str = ""
 
 
@@ -47,7 +50,12 @@ def this_host() -> str:
 
 
 def make_card(
-    *, rank: int, invitation: Invitation | None, has_iterator: bool, terms: dict[str, str], error: str = ""
+    rank: int,
+    *,
+    invitation: Invitation | None = None,
+    has_iterator: bool = False,
+    terms: dict[str, str] | None = None,
+    error: str = "",
 ) -> Card:
     pid = os.getpid()
     return Card(
@@ -55,11 +63,35 @@ def make_card(
         host=this_host(),
         pid=pid,
         started=start_time(pid),
+        pid_namespace=_pid_namespace(),
         invitation=invitation,
         has_iterator=has_iterator,
-        terms=terms,
+        terms=terms or {},
         error=error,
     )
+
+
+def _pid_namespace() -> str:
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return "unknown"
+
+
+@contextlib.contextmanager
+def telling_others(rank: int, rendezvous: Rendezvous, *, timeout_s: float) -> Iterator[None]:
+    """What the body raises on this rank raises on the others too, instead of leaving them waiting for its card.
+
+    For what comes before `exchange`: this is the exchange then. Blocks for the others, so that the rank that fails does
+    not take the store of the group with it before they have read why.
+    """
+    try:
+        yield
+    except Exception as error:
+        text = str(error) if isinstance(error, HeadraceError) else f"{type(error).__name__}: {error}"
+        with contextlib.suppress(FeedTimeout, ConfigError):
+            exchange(make_card(rank, error=text), rendezvous, timeout_s=timeout_s)
+        raise
 
 
 def exchange(card: Card, rendezvous: Rendezvous, *, timeout_s: float) -> list[Card]:
@@ -81,7 +113,7 @@ def _check_errors(cards: Sequence[Card], rank: int) -> None:
 def _check_terms(cards: Sequence[Card]) -> None:
     first = cards[0]
     for card in cards[1:]:
-        for name in first.terms.keys() | card.terms.keys():
+        for name in sorted(first.terms.keys() | card.terms.keys()):
             mine, theirs = first.terms.get(name, "nothing"), card.terms.get(name, "nothing")
             if mine != theirs:
                 raise ConfigError(
@@ -109,13 +141,14 @@ def check_iterators(cards: Sequence[Card], writer_rank: int) -> None:
 
 
 def roster(cards: Sequence[Card], host: str) -> dict[int, Peer]:
-    """The members on `host` by reader index. A pid that means nothing here (another namespace) is left out as 0."""
+    """The members on `host` by reader index. The pid of another namespace means nothing here and is left out as 0."""
     here = [card for card in cards if card.host == host]
+    namespace = _pid_namespace()
     return {
         index: Peer(
             who=f"rank {card.rank}",
             rank=card.rank,
-            pid=card.pid if start_time(card.pid) == card.started else 0,
+            pid=card.pid if card.pid_namespace == namespace else 0,
             started=card.started,
             pidfd=None,
         )

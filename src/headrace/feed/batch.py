@@ -82,7 +82,8 @@ class Batch(Mapping[str, Array]):
 
     def _host_ints(self) -> dict[str, int]:
         for boundaries, names in _MAX_SEQLEN_NAMES.items():
-            if boundaries in self._arrays and names[0] not in self._arrays:
+            # No documents: the boundaries have a form of their own, and what they say is not known here.
+            if boundaries in self._arrays and names[0] not in self._arrays and self.num_documents:
                 return dict.fromkeys(names, self.max_seqlen)
         return {}
 

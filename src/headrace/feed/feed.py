@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
 import os
 import sys
 import weakref
@@ -31,7 +30,7 @@ from headrace.shm import failure
 from headrace.shm.ring_reader import RingReader
 from headrace.shm.ring_writer import DATA, END
 
-log = logging.getLogger("headrace")
+_INTERRUPTED = "this feed was interrupted while it waited for its first batch, and left its group: make a new one"
 
 
 class Feed(Generic[Array]):
@@ -65,7 +64,7 @@ class Feed(Generic[Array]):
     ) -> None:
         self.config = config or FeedConfig()
         self._hold = self.config.hold
-        self._wrap, self._hand_out = wrap, hand_out
+        self._wrap, self._hand_out = wrap, hand_out or (_copies if self.config.owned else None)
         self._ring: RingReader[Array] | None = None
         self._ended: HeadraceError | StopIteration | None = None
         self._num_delivered = 0
@@ -74,22 +73,26 @@ class Feed(Generic[Array]):
         self._beginning = Position(data_size=data_size)
         self._counts: tuple[int, ...] = ()
         self._source_state: bytes | None = None
-        self._resources = contextlib.ExitStack()
-        self._member: Membership = join(
-            rendezvous or Alone(),
-            source=source,
-            iterator=iterator,
-            writer_rank=writer_rank,
-            ranks=tuple(ranks),
-            rank=rank,
-            data_rank=data_rank,
-            data_size=data_size,
-            seed=seed,
-            config=self.config,
-            resources=self._resources,
-        )
+        self._owner_pid = os.getpid()
+        resources = contextlib.ExitStack()
+        with contextlib.ExitStack() as unless_joined:
+            unless_joined.callback(resources.close)
+            self._member: Membership = join(
+                rendezvous or Alone(),
+                source=source,
+                iterator=iterator,
+                writer_rank=writer_rank,
+                ranks=tuple(ranks),
+                rank=rank,
+                data_rank=data_rank,
+                data_size=data_size,
+                seed=seed,
+                config=self.config,
+                resources=resources,
+            )
+            unless_joined.pop_all()
         # A process that ends without close() has left, not died: the other ranks go on.
-        self._finalizer = weakref.finalize(self, _close_if_ours, self._resources, os.getpid())
+        self._finalizer = weakref.finalize(self, _close_if_ours, resources, self._owner_pid)
 
     # -- batches -------------------------------------------------------------------------------------------------------
 
@@ -105,24 +108,27 @@ class Feed(Generic[Array]):
         """
         if self._ended is not None:
             raise self._ended
-        ring = self._ring
-        if ring is None:
-            ring = self._start()
-        host = self._member.host
-        if host is not None and not host.producer.finished:
-            host.producer.produce()
-        delivery = ring.next()
-        if delivery[2] != DATA:
-            raise self._end(ring.blob(delivery), delivery[2])
-        arrays, counts = ring.arrays(delivery), delivery[4]
-        metadata: Metadata | None = None
-        lender: Lender = self
-        if counts[5] or self._hand_out is not None:
-            arrays, metadata, lender = self._unusual(ring, delivery, arrays)
-        self._counts = counts
-        self._num_delivered = index = self._num_delivered + 1
-        self.oldest_valid = index - self._hold
-        return Batch(arrays, index - 1, counts, lender, ring.slot(delivery), metadata)
+        try:
+            ring = self._ring or self._start()
+            host = self._member.host
+            if host is not None and not host.producer.finished:
+                host.producer.produce()
+            delivery = ring.next()
+            if delivery[2] != DATA:
+                raise self._end(ring.blob(delivery), delivery[2])
+            counts = delivery[4]
+            self._counts = counts
+            self._num_delivered = index = self._num_delivered + 1
+            self.oldest_valid = index - self._hold
+            arrays = ring.arrays(delivery)
+            metadata: Metadata | None = None
+            lender: Lender = self
+            if counts[5] or self._hand_out is not None:
+                arrays, metadata, lender = self._unusual(ring, delivery, arrays)
+            return Batch(arrays, index - 1, counts, lender, ring.slot(delivery), metadata)
+        except Exception:
+            self._check_open()  # whatever breaks when another thread closes this feed meanwhile, that is why
+            raise
 
     def _unusual(
         self, ring: RingReader[Array], delivery: _native.Delivery, arrays: dict[str, Array]
@@ -136,13 +142,22 @@ class Feed(Generic[Array]):
         return arrays, metadata, lender
 
     def _start(self) -> RingReader[Array]:
+        if os.getpid() != self._owner_pid:
+            raise ConfigError(
+                f"this feed belongs to process {self._owner_pid}; a forked child cannot use it, make one there"
+            )
         try:
-            self._ring = self._member.attach(self._beginning, self._wrap)
-        except HeadraceError as error:
-            self._ended = error
-            self.close()
+            self._ring = self._member.attach(self._beginning, self._wrap, self._check_open)
+        except BaseException as error:
+            if self._ended is None:
+                self._ended = error if isinstance(error, HeadraceError) else FeedClosed(_INTERRUPTED)
+                self.close()
             raise
         return self._ring
+
+    def _check_open(self) -> None:
+        if isinstance(self._ended, FeedClosed):
+            raise self._ended from None
 
     def _end(self, blob: bytes, kind: int) -> HeadraceError | StopIteration:
         if kind == END:
@@ -168,7 +183,7 @@ class Feed(Generic[Array]):
         return Position(
             consumed_samples=self._counts[0],
             consumed_batches=self._beginning.consumed_batches + self._num_delivered,
-            data_size=self._beginning.data_size,
+            data_size=self._member.topology.data_size,
             source_state=self._source_state,
         )
 
@@ -178,7 +193,7 @@ class Feed(Generic[Array]):
         FormatError for what is no state of a feed, ConfigError after the first batch; another corpus is refused, on
         every rank, with the first batch.
         """
-        if self._ring is not None:
+        if self._ring is not None or self._ended is not None:
             raise ConfigError("load_state_dict comes before the first batch: this feed has already started")
         self._beginning = from_state_dict(state)
 
@@ -187,7 +202,7 @@ class Feed(Generic[Array]):
     def stats(self) -> FeedStats:
         """Who waited for whom, how long, how often. FeedClosed before the first batch and after close()."""
         ring = self._ring
-        if ring is None or self._resources_closed:
+        if ring is None or not self._finalizer.alive:
             raise FeedClosed("a feed has statistics between its first batch and close()")
         host, writer = self._member.host, self._member.writer
         return FeedStats(
@@ -195,7 +210,7 @@ class Feed(Generic[Array]):
             writer=writer.who,
             writer_pid=writer.pid,
             delivered=self._num_delivered,
-            ahead=ring.published - ring.version,
+            ahead=0 if self._ended is not None else ring.published - ring.version,
             num_waits=ring.num_waits,
             wait_s=ring.wait_ns / 1e9,
             writer_wait_s=None if host is None else host.writer.wait_ns / 1e9,
@@ -203,16 +218,12 @@ class Feed(Generic[Array]):
             slot_bytes=ring.slot_bytes,
         )
 
-    @property
-    def _resources_closed(self) -> bool:
-        return not self._finalizer.alive
-
     def close(self) -> None:
         """Leave the group's ring. Idempotent, does not block. Batches become invalid; tensors keep their memory."""
-        self._finalizer()
-        self.oldest_valid = sys.maxsize
         if self._ended is None:
             self._ended = FeedClosed("this feed is closed")
+        self.oldest_valid = sys.maxsize
+        self._finalizer()
 
     def __enter__(self) -> Self:
         return self
@@ -221,6 +232,10 @@ class Feed(Generic[Array]):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _copies(arrays: dict[str, Any]) -> dict[str, Any]:
+    return {name: array.copy() for name, array in arrays.items()}
 
 
 def _close_if_ours(resources: contextlib.ExitStack, pid: int) -> None:

@@ -5,8 +5,10 @@ Never `multiprocessing`: spawn runs the user's script again, and the resource tr
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
+import signal
 import socket
 import subprocess
 import sys
@@ -77,36 +79,52 @@ class Feeder:
         seed: int,
     ) -> None:
         """Starts it. Takes over `listener`: our copy is closed, so that the feeder's death closes the door."""
-        parent_pidfd = open_pidfd(os.getpid())
-        charge = Charge(
-            source=source,
-            sys_path=sys.path,
-            config=config,
-            data_rank=data_rank,
-            data_size=data_size,
-            seed=seed,
-            expected=expected,
-            nonce=nonce,
-            listener_fd=listener.fileno(),
-            parent_pidfd=parent_pidfd,
-            parent_pid=os.getpid(),
-        )
-        charge_fd = os.memfd_create("headrace-charge", os.MFD_CLOEXEC)
-        passed = [charge_fd, listener.fileno()] + ([] if parent_pidfd is None else [parent_pidfd])
-        try:
-            with open(charge_fd, "wb", closefd=False) as file:
-                file.write(pickle.dumps(charge))
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "headrace.feed.process", NAME, str(charge_fd)],
-                stdin=subprocess.DEVNULL,
-                pass_fds=passed,
-            )
-        finally:
-            listener.close()
-            for fd in passed[:1] + passed[2:]:
-                os.close(fd)
+        with contextlib.ExitStack() as passed:
+            passed.callback(listener.close)
+            try:
+                parent_pidfd = open_pidfd(os.getpid())
+                if parent_pidfd is not None:
+                    passed.callback(os.close, parent_pidfd)
+                charge_fd = os.memfd_create("headrace-charge", os.MFD_CLOEXEC)
+                passed.callback(os.close, charge_fd)
+                charge = Charge(
+                    source=source,
+                    sys_path=sys.path,
+                    config=config,
+                    data_rank=data_rank,
+                    data_size=data_size,
+                    seed=seed,
+                    expected=expected,
+                    nonce=nonce,
+                    listener_fd=listener.fileno(),
+                    parent_pidfd=parent_pidfd,
+                    parent_pid=os.getpid(),
+                )
+                with open(charge_fd, "wb", closefd=False) as file:
+                    file.write(pickle.dumps(charge))
+                fds = [charge_fd, listener.fileno()] + ([] if parent_pidfd is None else [parent_pidfd])
+                self._process = _start(charge_fd, fds)
+            except OSError as error:
+                raise ConfigError(f"cannot start the feeder process: {error}") from error
         self.pid = self._process.pid
 
     def close(self) -> None:
         """Reap it when it ends: with the last reader that leaves, or with this process at the latest."""
-        threading.Thread(target=self._process.wait, daemon=True).start()
+        # No thread can be started while the interpreter shuts down, and then there is no need to.
+        with contextlib.suppress(RuntimeError):
+            threading.Thread(target=self._process.wait, daemon=True).start()
+
+
+def _start(charge_fd: int, fds: list[int]) -> subprocess.Popen[bytes]:
+    # Ctrl-C goes to the whole terminal group, but a feeder ends with its ranks: it is born with SIGINT blocked, and
+    # unblocks it once it ignores it.
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return subprocess.Popen(
+            # -P: a file called queue.py in the current folder is not the standard library's.
+            [sys.executable, "-P", "-m", "headrace.feed.process", NAME, str(charge_fd)],
+            stdin=subprocess.DEVNULL,
+            pass_fds=fds,
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)

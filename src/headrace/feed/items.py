@@ -15,6 +15,12 @@ from headrace.errors import ConfigError
 from headrace.feed.production import Metadata, Written
 from headrace.spec import BatchSpec, Field
 
+# Names of the boundaries of documents, [documents + 1], in the layouts that have them.
+BOUNDARIES = ("cu_seqlens", "cu_seq_lens_q")
+_PLAIN = (type(None), str, bytes, int, float, bool, list, tuple, dict)
+_NONE = np.empty(0, np.int64)
+_NO_MORE = object()
+
 
 class ItemProduction:
     """A Production over an iterable of dicts. Shapes may change from batch to batch; names and dtypes may not."""
@@ -22,7 +28,8 @@ class ItemProduction:
     def __init__(self, items: Iterable[Mapping[str, Any]], *, num_shards: int) -> None:
         """A batch consumes the rows of its first array, and as many on each of the other shards."""
         self._items = items
-        self._iterator: Iterator[Mapping[str, Any]] = iter(items)
+        self._iterator: Iterator[Mapping[str, Any]] | None = None
+        self._num_to_drop = 0
         self._num_shards = num_shards
         self._dtypes: dict[str, np.dtype[Any]] | None = None
         self._arrays: dict[str, np.ndarray] = {}
@@ -35,15 +42,14 @@ class ItemProduction:
         """Continue after a checkpoint: by the source's own state, else by drawing and dropping `num_drawn` batches."""
         self._consumed_samples = consumed_samples
         if source_state is None:
-            self._iterator = itertools.islice(self._iterator, num_drawn, None)
+            self._num_to_drop = num_drawn
         elif hasattr(self._items, "load_state_dict"):
             self._items.load_state_dict(source_state)
-            self._iterator = iter(self._items)
 
     def advance(self) -> BatchSpec | None:
         """See Production. ConfigError for what cannot be shared; the source's own exceptions pass through."""
-        item = next(self._iterator, None)
-        if item is None:
+        item: Any = next(self._begun(), _NO_MORE)
+        if item is _NO_MORE:
             return None
         arrays, extra = self._sorted(item)
         self._check_dtypes(arrays)
@@ -57,11 +63,20 @@ class ItemProduction:
             self._spec = BatchSpec(fields=shapes)
         return self._spec
 
+    def _begun(self) -> Iterator[Any]:
+        """Not before the state is loaded: a loader that has begun would begin again, and a generator cannot."""
+        if self._iterator is None:
+            self._iterator = iter(self._items)
+            for _ in itertools.islice(self._iterator, self._num_to_drop):
+                pass
+        return self._iterator
+
     def write(self, arrays: Mapping[str, np.ndarray]) -> Written:
         for name, array in self._arrays.items():
             np.copyto(arrays[name], array)
-        cu_seqlens = self._arrays.get("cu_seqlens")
-        lengths = np.diff(cu_seqlens) if cu_seqlens is not None and cu_seqlens.ndim == 1 else np.empty(0, np.int32)
+        boundaries = next((self._arrays[name] for name in BOUNDARIES if name in self._arrays), _NONE)
+        # int64: differences of unsigned numbers would wrap.
+        lengths = np.diff(boundaries.astype(np.int64)) if boundaries.ndim == 1 else _NONE
         return Written(
             consumed_samples=self._consumed_samples,
             max_seqlen=int(lengths.max(initial=0)),
@@ -84,19 +99,22 @@ class ItemProduction:
         arrays: dict[str, np.ndarray] = {}
         extra: dict[str, Any] = {}
         for name, value in item.items():
-            if value is None or isinstance(value, str | bytes | int | float | bool | list | tuple | dict):
+            if not isinstance(name, str):
+                raise ConfigError(f"batch {self._num_batches} of the source has the key {name!r}; keys are strings")
+            # np.float64 is a float as well, but its kind decides, not whether Python knows it.
+            if isinstance(value, _PLAIN) and not isinstance(value, np.number):
                 extra[name] = value
             else:
                 arrays[name] = self._as_array(name, value)
         if not arrays:
             raise ConfigError(f"batch {self._num_batches} of the source holds no array, only {sorted(extra)}")
         try:
-            extra = msgspec.json.decode(msgspec.json.encode(extra)) if extra else {}
-        except (TypeError, ValueError) as error:
+            # MessagePack, not JSON, which would turn NaN into null and bytes into base64 without a word.
+            return arrays, msgspec.msgpack.decode(msgspec.msgpack.encode(extra)) if extra else {}
+        except (TypeError, ValueError, OverflowError) as error:
             raise ConfigError(
                 f"batch {self._num_batches} has keys that are neither arrays nor JSON: {error}"
             ) from error
-        return arrays, extra
 
     def _as_array(self, name: str, value: Any) -> np.ndarray:
         try:
@@ -118,7 +136,7 @@ class ItemProduction:
             self._dtypes = dtypes
         if dtypes == self._dtypes:
             return
-        for name in self._dtypes.keys() | dtypes.keys():
+        for name in sorted(self._dtypes.keys() | dtypes.keys()):
             was, now = self._dtypes.get(name, "absent"), dtypes.get(name, "absent")
             if was != now:
                 raise ConfigError(

@@ -6,19 +6,22 @@ Two writers, one contract: a feeder process that reads a source, or the rank tha
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
+import math
 import os
+import socket
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, HeadraceError, PeerGone
 from headrace.feed import agreement, shard
 from headrace.feed.agreement import Card
 from headrace.feed.batch import Array
 from headrace.feed.config import FeedConfig
 from headrace.feed.feeder import Feeder, pickled
-from headrace.feed.hosting import Host, OwnReader, bring_up, this_process
+from headrace.feed.hosting import Host, OwnReader, bring_up
 from headrace.feed.items import ItemProduction
 from headrace.feed.production import Production
 from headrace.feed.rendezvous import Rendezvous
@@ -29,6 +32,7 @@ from headrace.shm import handover
 from headrace.shm.handover import Door
 from headrace.shm.peers import WRITER, Peer, Watch
 from headrace.shm.ring_reader import RingReader
+from headrace.shm.waiting import TICK_S, Patience
 from headrace.topology import Topology
 
 log = logging.getLogger("headrace")
@@ -51,6 +55,7 @@ class Membership:
     config: FeedConfig
     resources: contextlib.ExitStack
     writer: Peer
+    has_knocked: bool = False
     host: Host | None = None
     """The ring itself, on the rank that writes itself."""
 
@@ -62,9 +67,17 @@ class Membership:
         """What a checkpoint remembers of the data."""
         return _ITERATOR_IDENTITY if self.source is None else shard.identity(self.source)
 
-    def attach(self, beginning: Position, wrap: Callable[[Any], Array]) -> RingReader[Array]:
-        """Blocks until all ranks of the host attach and the first batch is known. Any error of the tree."""
-        ring = self._attach_here(beginning, wrap) if self.door is not None else self._attach_there(beginning, wrap)
+    def attach(
+        self, beginning: Position, wrap: Callable[[Any], Array], check_open: Callable[[], None]
+    ) -> RingReader[Array]:
+        """Blocks until all ranks of the host attach and the first batch is known. Any error of the tree.
+
+        `check_open` is called with every tick, and raises once this process has closed the feed.
+        """
+        if self.door is not None:
+            ring = self._attach_here(beginning, wrap, check_open)
+        else:
+            ring = self._attach_there(beginning, wrap, check_open)
         if self.topology.leads_host:
             total_mib = self.config.num_slots * ring.slot_bytes / 2**20
             log.info(
@@ -74,20 +87,20 @@ class Membership:
             )  # fmt: skip
         return ring
 
-    def _attach_there(self, beginning: Position, wrap: Callable[[Any], Array]) -> RingReader[Array]:
-        invitation = self.host_card.invitation
-        assert invitation is not None, "every rank that can host sends an invitation"
-        index = self.topology.reader_index
-        connection = handover.knock(invitation, index=index, rank=self.rank, state=encode(beginning))
-        self.resources.callback(connection.close)
-        admission = handover.enter(connection, self.writer, timeout_s=self.config.timeout_s)
+    def _attach_there(
+        self, beginning: Position, wrap: Callable[[Any], Array], check_open: Callable[[], None]
+    ) -> RingReader[Array]:
+        connection = self._knock(encode(beginning))
+        self.resources.callback(handover.hang_up, connection)
+        waiting = _FirstWait(self, check_open)
+        admission = handover.enter(connection, self.writer, timeout_s=math.inf, check=waiting.check)
         self.writer = admission.peers[WRITER]
         watch = Watch(admission.peers)
         self.resources.callback(watch.close)
         try:
             ring = RingReader(
                 self.config.ring,
-                index=index,
+                index=self.topology.reader_index,
                 who=f"rank {self.rank}",
                 control_fd=admission.control_fd,
                 data_fd=admission.data_fd,
@@ -102,7 +115,26 @@ class Membership:
         self.resources.callback(ring.close)
         return ring
 
-    def _attach_here(self, beginning: Position, wrap: Callable[[Any], Array]) -> RingReader[Array]:
+    def _knock(self, state: bytes) -> socket.socket:
+        invitation = self.host_card.invitation
+        assert invitation is not None, "every rank that can host sends an invitation"
+        self.has_knocked = True
+        try:
+            return handover.knock(invitation, index=self.topology.reader_index, rank=self.rank, state=state)
+        except PeerGone as error:
+            raise PeerGone(
+                self.writer.who, rank=self.writer.rank, pid=self.writer.pid, version=0, reason="ended"
+            ) from error
+
+    def excuse(self) -> None:
+        """This rank goes without having asked for a batch: whoever writes must not wait for it."""
+        if not self.has_knocked and self.door is None:
+            with contextlib.suppress(HeadraceError):
+                handover.hang_up(self._knock(b""))
+
+    def _attach_here(
+        self, beginning: Position, wrap: Callable[[Any], Array], check_open: Callable[[], None]
+    ) -> RingReader[Array]:
         assert self.door is not None
         index, who = self.topology.reader_index, f"rank {self.rank}"
         expected = agreement.roster(self.cards, self.host_card.host)
@@ -110,10 +142,13 @@ class Membership:
         self.host = host = bring_up(
             self.door,
             self.config,
+            self.config.ring,
             self._open_iterator,
             expected=expected,
-            me=this_process(who, self.rank),
-            own=OwnReader(index=index, peer=this_process(who, self.rank), state=encode(beginning)),
+            who=who,
+            rank=self.rank,
+            own=OwnReader(index=index, state=encode(beginning)),
+            check_open=check_open,
         )
         self.resources.callback(host.close)
         ring = RingReader(
@@ -134,6 +169,11 @@ class Membership:
     def _open_iterator(self, position: Position) -> Production:
         assert self.iterator is not None
         check_fits(position, source=_ITERATOR_IDENTITY, data_size=self.topology.data_size, counts_samples=True)
+        if position.source_state is not None and not hasattr(self.iterator, "load_state_dict"):
+            raise ConfigError(
+                "the checkpoint holds the iterator's own state, but the one given now is a "
+                f"{type(self.iterator).__name__} without load_state_dict"
+            )
         production = ItemProduction(self.iterator, num_shards=self.topology.data_size)
         # Whoever passes an iterator has set it to where it should begin; only its own state moves it.
         production.resume(
@@ -157,25 +197,22 @@ def join(
     resources: contextlib.ExitStack,
 ) -> Membership:
     """Exchange cards with the other ranks; ConfigError, the same on every rank, unless they agree. Blocks."""
-    listener, invitation = handover.listen()
-    resources.callback(listener.close)
-    charge, problem = b"", ""
-    try:
-        _check_arguments(source, writer_rank, ranks=ranks, rank=rank, data_rank=data_rank, data_size=data_size)
+    with agreement.telling_others(rank, rendezvous, timeout_s=config.start_timeout_s):
+        _check_arguments(
+            source, iterator, writer_rank, ranks=ranks, rank=rank, data_rank=data_rank, data_size=data_size
+        )
         charge = b"" if source is None else pickled(source)
-    except ConfigError as error:
-        problem = str(error)
-    terms = {
-        "source": "an iterator" if source is None else shard.description(source),
-        "writer_rank": str(writer_rank),
-        "config": repr(config),
-        "data_rank": str(data_rank),
-        "data_size": str(data_size),
-        "seed": str(seed),
-    }
-    card = agreement.make_card(
-        rank=rank, invitation=invitation, has_iterator=iterator is not None, terms=terms, error=problem
-    )
+        terms = {
+            "the source": _ITERATOR_IDENTITY if source is None else shard.description(source),
+            "writer_rank": str(writer_rank),
+            "data_rank": str(data_rank),
+            "data_size": str(data_size),
+            "seed": str(seed),
+        }
+        terms |= {field.name: repr(getattr(config, field.name)) for field in dataclasses.fields(config)}
+        listener, invitation = handover.listen()
+        resources.callback(listener.close)
+    card = agreement.make_card(rank, invitation=invitation, has_iterator=iterator is not None, terms=terms)
     cards = agreement.exchange(card, rendezvous, timeout_s=config.start_timeout_s)
     if writer_rank is not None:
         agreement.check_iterators(cards, writer_rank)
@@ -188,25 +225,24 @@ def join(
     )
     host_card = cards[writer_rank] if writer_rank is not None else cards[ranks.index(topology.local_ranks[0])]
     door = None
-    if host_card.rank == rank:
-        if source is None:
-            door = Door(listener=listener, nonce=invitation.nonce)
-        else:
-            feeder = Feeder(
-                charge,
-                listener,
-                invitation.nonce,
-                config,
-                expected=agreement.roster(cards, card.host),
-                data_rank=data_rank,
-                data_size=data_size,
-                seed=seed,
-            )
-            resources.callback(feeder.close)
-    elif host_card.rank != rank:
+    if host_card.rank != rank:
         listener.close()
-    writer = _future_writer(host_card, is_feeder=source is not None)
-    return Membership(
+    elif source is None:
+        door = Door(listener=listener, nonce=invitation.nonce)
+        resources.callback(door.close)
+    else:
+        feeder = Feeder(
+            charge,
+            listener,
+            invitation.nonce,
+            config,
+            expected=agreement.roster(cards, card.host),
+            data_rank=data_rank,
+            data_size=data_size,
+            seed=seed,
+        )
+        resources.callback(feeder.close)
+    membership = Membership(
         topology=topology,
         cards=cards,
         source=source,
@@ -215,8 +251,10 @@ def join(
         host_card=host_card,
         config=config,
         resources=resources,
-        writer=writer,
+        writer=_future_writer(host_card, is_feeder=source is not None),
     )
+    resources.callback(membership.excuse)
+    return membership
 
 
 def _future_writer(card: Card, *, is_feeder: bool) -> Peer:
@@ -226,19 +264,52 @@ def _future_writer(card: Card, *, is_feeder: bool) -> Peer:
     return Peer(who=f"rank {card.rank}", rank=card.rank, pid=card.pid, started=card.started, pidfd=None)
 
 
+class _FirstWait:
+    """A rank's wait for its first batch, when there is no ring yet to wait in."""
+
+    def __init__(self, member: Membership, check_open: Callable[[], None]) -> None:
+        self._check_open = check_open
+        self._others = agreement.roster(member.cards, member.topology.hosts[member.topology.index])
+        config = member.config.ring
+        # Whoever writes knows which rank is missing, and says so: it gets the first word.
+        self._patience = Patience(
+            dataclasses.replace(config, timeout_s=config.timeout_s + 2 * TICK_S),
+            lambda: f"the first batch from {member.writer.describe() if member.writer.pid else member.writer.who}",
+        )
+
+    def check(self) -> None:
+        """Once per tick. PeerGone for a rank that ended, FeedTimeout, FeedClosed."""
+        self._check_open()
+        for peer in self._others.values():
+            if peer.pid and not peer.is_alive():
+                raise PeerGone(peer.who, rank=peer.rank, pid=peer.pid, version=0, reason="ended")
+        self._patience.check()
+
+
 def _check_arguments(
-    source: Source | None, writer_rank: int | None, *, ranks: tuple[int, ...], rank: int, data_rank: int, data_size: int
+    source: Source | None,
+    iterator: Iterable[Mapping[str, Any]] | None,
+    writer_rank: int | None,
+    *,
+    ranks: tuple[int, ...],
+    rank: int,
+    data_rank: int,
+    data_size: int,
 ) -> None:
-    if (source is None) == (writer_rank is None):
+    if (source is None) == (writer_rank is None) or (source is not None and iterator is not None):
         raise ConfigError(
             "give either a source, or an iterator with the writer_rank that has it (and iterator=None on the others)"
         )
     if source is not None and not callable(source):
         raise ConfigError(f"a source is PackedTokens or a callable, got a {type(source).__name__}")
+    if iterator is not None and not hasattr(iterator, "__iter__"):
+        raise ConfigError(f"an iterator yields dicts of arrays, got a {type(iterator).__name__}")
     if writer_rank is not None and not 0 <= writer_rank < len(ranks):
         raise ConfigError(
             f"writer_rank {writer_rank} is not in a group of {len(ranks)} ranks (it counts within the group)"
         )
+    if len(set(ranks)) != len(ranks):
+        raise ConfigError(f"a group has each rank once, got {ranks}")
     if rank not in ranks:
         raise ConfigError(f"rank {rank} is not a member of the group {ranks}")
     if not 0 <= data_rank < data_size:

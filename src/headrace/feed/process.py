@@ -1,4 +1,4 @@
-"""The feeder process: `python -m headrace.feed.process headrace-feeder FD`. See feeder.py for who starts it.
+"""The feeder process: `python -P -m headrace.feed.process headrace-feeder FD`. See feeder.py for who starts it.
 
 It ends when its data end, when all its readers have left, when one of them died, or when the rank that started it died.
 """
@@ -6,6 +6,8 @@ It ends when its data end, when all its readers have left, when one of them died
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import math
 import os
 import pickle
 import select
@@ -14,10 +16,12 @@ import socket
 import sys
 import threading
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
 from headrace.errors import HeadraceError
 from headrace.feed.feeder import NAME, Charge
-from headrace.feed.hosting import bring_up, this_process
+from headrace.feed.hosting import bring_up
 from headrace.feed.production import Production
 from headrace.feed.shard import open_shard
 from headrace.position import Position
@@ -26,32 +30,47 @@ from headrace.shm.peers import start_time
 from headrace.shm.ring_writer import EverybodyLeft
 
 
+class _Stop(BaseException):
+    """Raised wherever the main thread is, so that the source's own clean-up runs."""
+
+
 def main() -> int:
     with open(int(sys.argv[2]), "rb") as file:
         file.seek(0)
         charge: Charge = pickle.load(file)
     settle_in(charge)
-    listener = socket.socket(fileno=charge.listener_fd)
-    door = Door(listener=listener, nonce=charge.nonce)
-    me = this_process("the feeder", None)
+    try:
+        return feed(charge)
+    except (EverybodyLeft, _Stop):
+        return 0
+
+
+def feed(charge: Charge) -> int:
+    """Bring the ring up and fill it. EverybodyLeft; returns 1 after a failure that the ranks know of."""
+    door = Door(listener=socket.socket(fileno=charge.listener_fd), nonce=charge.nonce)
 
     def make_production(position: Position) -> Production:
+        threading.Thread(target=_stop_without_readers, args=(door,), daemon=True).start()
         sys.path[:] = charge.sys_path
         source = pickle.loads(charge.source)
         return open_shard(source, position, data_rank=charge.data_rank, data_size=charge.data_size, seed=charge.seed)
 
+    # A feeder that waits for a slot is ahead of its readers, as it should be, however long their step or their
+    # validation takes: it neither warns nor gives up. A reader that waits for another one does, and names it.
+    ring = dataclasses.replace(charge.config.ring, timeout_s=math.inf, stall_warning_s=math.inf)
     try:
-        host = bring_up(door, charge.config, make_production, expected=charge.expected, me=me)
-    except Exception:
+        host = bring_up(door, charge.config, ring, make_production, expected=charge.expected, who="the feeder")
+    except EverybodyLeft:
+        raise
+    except (Exception, SystemExit):
         return 1  # every rank has been told
     try:
         while not host.producer.finished:
             host.producer.produce()
-    except EverybodyLeft:
-        return 0
     except HeadraceError:
-        return 1  # a rank died or nobody moved: the ranks see the same and say so
+        return 1  # a rank died: the others see the same and say so
     finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         host.close()
     return 0
 
@@ -61,11 +80,30 @@ def settle_in(charge: Charge) -> None:
     with contextlib.suppress(OSError):
         Path("/proc/self/comm").write_text(NAME)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    signal.signal(signal.SIGTERM, _stop)
+    # A source's workers are terminated by the same signal, and have nothing to clean up for us.
+    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
     # Under the normal policy a writer that wakes up preempts the rank on its own core and copies there: 180 us per
     # batch became 108 us with this, 570 us became 106 us for 3.7 MB.
     with contextlib.suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     threading.Thread(target=_end_with_parent, args=(charge,), daemon=True).start()
+
+
+def _stop(number: int, frame: FrameType | None) -> NoReturn:
+    raise _Stop
+
+
+def _stop_without_readers(door: Door) -> None:
+    """The main thread may be inside the user's source, which may wait for data for ever while nobody wants any."""
+    readers = {guest.connection.fileno() for guest in door.guests.values()}
+    while readers:
+        poll = select.poll()
+        for fd in readers:
+            poll.register(fd, 0)  # a hang-up is always reported
+        readers -= {fd for fd, _ in poll.poll()}
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
 
 
 def _end_with_parent(charge: Charge) -> None:

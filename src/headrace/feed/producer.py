@@ -28,34 +28,42 @@ class Producer:
         hand_out: Callable[[int, int], None],
     ) -> None:
         self._production, self._writer, self._hand_out = production, writer, hand_out
-        # The first batch is known already: the slots were sized by it.
+        # What is to be written next, until it is: a wait that times out or is interrupted loses no batch. The first is
+        # known already, since the slots were sized by it.
         self._prepared: list[BatchSpec | None] = [first]
         self.on_growth: Callable[[], None] = lambda: None
         self.finished = False
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         """What ended the data, if it was a failure."""
 
     def produce(self) -> None:
         """Write one batch, END, or ERROR. Blocks while the slot is still read.
 
         What the production raises reaches every rank in band; what the ring raises (PeerGone, FeedTimeout,
-        EverybodyLeft) is the caller's.
+        EverybodyLeft) is the caller's, who may try again.
         """
-        try:
-            spec = self._prepared.pop() if self._prepared else self._production.advance()
-        except Exception as error:
-            self._fail(error)
-            return
+        if self.error is None:
+            try:
+                self._produce()
+            except _ProductionFailed as failed:
+                self.error = failed.error
+        if self.error is not None:
+            self._writer.finish(ERROR, failure.encode(self.error))
+            self.finished = True
+
+    def _produce(self) -> None:
+        if not self._prepared:
+            try:
+                self._prepared.append(self._production.advance())
+            except (Exception, SystemExit) as error:
+                raise _ProductionFailed(error) from error
+        spec = self._prepared[0]
         if spec is None:
             self._writer.finish(END)
             self.finished = True
-            return
-        try:
+        else:
             self._write(spec)
-        except _ProductionFailed as failed:
-            self._fail(failed.error)
-        except BatchTooLarge as error:
-            self._fail(error)
+        self._prepared.clear()
 
     def _write(self, spec: BatchSpec) -> None:
         blob_bytes = 0
@@ -64,7 +72,7 @@ class Producer:
                 slot, arrays = self._writer.begin(spec)
                 try:
                     written = self._production.write(arrays)
-                except Exception as error:
+                except (Exception, SystemExit) as error:
                     raise _ProductionFailed(error) from error
                 blob = msgspec.msgpack.encode(written.metadata)
                 blob_bytes = len(blob)
@@ -76,18 +84,13 @@ class Producer:
     def _grow(self, spec: BatchSpec, blob_bytes: int) -> None:
         try:
             self._writer.grow(spec, blob_bytes=blob_bytes, hand_out=self._hand_out)
-        except ConfigError as error:  # no memory for it: the readers are told, as of any other failure
+        except (BatchTooLarge, ConfigError) as error:  # beyond the limit, or no memory for it: the readers are told
             raise _ProductionFailed(error) from error
         self.on_growth()
 
-    def _fail(self, error: Exception) -> None:
-        self.error = error
-        self._writer.finish(ERROR, failure.encode(error))
-        self.finished = True
-
 
 class _ProductionFailed(Exception):
-    """Keeps what the production raised apart from what the ring raises."""
+    """Keeps what the production raised, and what it asked for in vain, apart from what the ring raises."""
 
-    def __init__(self, error: Exception) -> None:
+    def __init__(self, error: BaseException) -> None:
         self.error = error

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,10 @@ import torch
 from headrace.errors import ConfigError
 from headrace.feed import Alone, FeedConfig, Source
 from headrace.feed import Feed as ArrayFeed
+from headrace.feed.agreement import telling_others
 from headrace.torch.group import Group, StoreRendezvous, members_of
+
+DEFAULTS = FeedConfig()
 
 
 class Feed(ArrayFeed[torch.Tensor]):
@@ -48,32 +53,36 @@ class Feed(ArrayFeed[torch.Tensor]):
         config: FeedConfig | None = None,
         **settings: Any,
     ) -> None:
-        if config is not None and settings:
-            raise ConfigError(f"give either config or single settings, not both: {sorted(settings)}")
-        try:
-            config = config or FeedConfig(**settings)
-        except TypeError as error:
-            raise ConfigError(f"a feed has no such setting: {error}") from None
         members = members_of(group)
-        self.device = torch.device(device)
+        rendezvous = StoreRendezvous(members.ranks, members.rank) if len(members.ranks) > 1 else Alone()
+        with telling_others(members.rank, rendezvous, timeout_s=DEFAULTS.start_timeout_s):
+            config = _chosen_config(config, settings)
+            data_rank = _chosen("data_rank", data_rank, members.data_rank, 0)
+            data_size = _chosen("data_size", data_size, members.data_size, 1)
+            try:
+                self.device = torch.device(device)
+            except RuntimeError as error:
+                raise ConfigError(f"{device!r} is no device: {error}") from error
+        copies = config.owned or self.device.type != "cpu"
         super().__init__(
             source,
             iterator=iterator,
             writer_rank=writer_rank,
-            rendezvous=StoreRendezvous(members.ranks, members.rank) if len(members.ranks) > 1 else Alone(),
+            rendezvous=rendezvous,
             ranks=members.ranks,
             rank=members.rank,
-            data_rank=_chosen("data_rank", data_rank, members.data_rank, 0),
-            data_size=_chosen("data_size", data_size, members.data_size, 1),
+            data_rank=data_rank,
+            data_size=data_size,
             seed=seed,
             config=config,
             wrap=as_tensor,
-            hand_out=self._copy if config.owned or self.device.type != "cpu" else None,
+            hand_out=partial(_copied, device=self.device) if copies else None,
         )
 
-    def _copy(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        # From pageable memory the copy is over when the call returns, so the slot may be written again afterwards.
-        return {name: tensor.to(self.device, copy=True) for name, tensor in tensors.items()}
+
+def _copied(tensors: dict[str, torch.Tensor], *, device: torch.device) -> dict[str, torch.Tensor]:
+    # From pageable memory the copy is over when the call returns, so the slot may be written again afterwards.
+    return {name: tensor.to(device, copy=True) for name, tensor in tensors.items()}
 
 
 def as_tensor(array: np.ndarray) -> torch.Tensor:
@@ -85,6 +94,15 @@ def as_tensor(array: np.ndarray) -> torch.Tensor:
             return torch.from_numpy(array)
     except TypeError as error:
         raise ConfigError(f"a field of dtype {array.dtype} cannot be a tensor: {error}") from None
+
+
+def _chosen_config(config: FeedConfig | None, settings: dict[str, Any]) -> FeedConfig:
+    if config is not None and settings:
+        raise ConfigError(f"give either config or single settings, not both: {sorted(settings)}")
+    known = [field.name for field in dataclasses.fields(FeedConfig)]
+    if unknown := sorted(settings.keys() - set(known)):
+        raise ConfigError(f"a feed has no setting {', '.join(unknown)}; it has {', '.join(known)}")
+    return config or FeedConfig(**settings)
 
 
 def _chosen(name: str, given: int | None, from_mesh: int | None, default: int) -> int:

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from headrace.errors import ConfigError, FeedTimeout
+from headrace.errors import ConfigError, FeedTimeout, PeerGone
 
 TICK_S = 0.1
 
@@ -21,6 +21,9 @@ Group: TypeAlias = dist.ProcessGroup | DeviceMesh | Sequence[int] | None
 # Names of the mesh dimensions whose coordinate selects data rather than a part of the model:
 # torchtitan ("batch"), accelerate and transformers ("dp_replicate", "dp_shard"), and the plain ones.
 DATA_DIMENSIONS = ("dp", "data", "batch", "dp_replicate", "dp_shard")
+# And of those whose ranks share data. Any other name in a mesh of several dimensions could mean either (torchtitan's
+# "fsdp" is dp_shard x cp), and a wrong guess would train on wrong data without a word.
+MODEL_DIMENSIONS = ("tp", "cp", "pp", "sp", "ep", "etp", "model", "tensor", "context", "pipeline", "sequence", "expert")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,10 +48,11 @@ def members_of(group: Group) -> Members:
         return _members_of_mesh(group)
     if isinstance(group, dist.ProcessGroup):
         ranks = tuple(dist.get_process_group_ranks(group))
-    elif isinstance(group, Sequence):
-        ranks = tuple(int(rank) for rank in group)
+    elif isinstance(group, Sequence) and not isinstance(group, str) and all(isinstance(rank, int) for rank in group):
+        ranks = tuple(group)
+        _check_ranks(ranks)
     else:
-        raise ConfigError(f"a group is a ProcessGroup, a DeviceMesh, ranks or None, got a {type(group).__name__}")
+        raise ConfigError(f"a group is a ProcessGroup, a DeviceMesh, ranks or None, got {group!r}")
     rank = _own_rank()
     if rank not in ranks:
         raise ConfigError(f"rank {rank} is not a member of the group {ranks}")
@@ -56,7 +60,14 @@ def members_of(group: Group) -> Members:
 
 
 def _own_rank() -> int:
-    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def _check_ranks(ranks: tuple[int, ...]) -> None:
+    num_ranks = dist.get_world_size() if dist.is_initialized() else 1
+    if len(set(ranks)) != len(ranks) or not all(0 <= rank < num_ranks for rank in ranks):
+        hint = "" if dist.is_initialized() else " (torch.distributed is not initialised)"
+        raise ConfigError(f"a group has ranks of this job, 0 to {num_ranks - 1}, each once; got {ranks}{hint}")
 
 
 def _members_of_mesh(mesh: DeviceMesh) -> Members:
@@ -64,6 +75,13 @@ def _members_of_mesh(mesh: DeviceMesh) -> Members:
     if coordinate is None:
         raise ConfigError(f"rank {_own_rank()} has no place in the device mesh {mesh}")
     names = mesh.mesh_dim_names or ("",) * mesh.ndim
+    unclear = [name for name in names if name not in DATA_DIMENSIONS + MODEL_DIMENSIONS]
+    if unclear and mesh.ndim > 1:
+        raise ConfigError(
+            f"the mesh has dimensions {names}: does {unclear[0]!r} select data or share it? Known are "
+            f"{DATA_DIMENSIONS} and {MODEL_DIMENSIONS}; pass the part whose ranks share data, such as mesh['tp'], or "
+            "its process group, with data_rank and data_size"
+        )
     data_rank, data_size, where = 0, 1, []
     for name, position, size in zip(names, coordinate, mesh.shape, strict=True):
         if name in DATA_DIMENSIONS:
@@ -112,3 +130,7 @@ class StoreRendezvous:
                         f"rank {rank} to make its feed (the ranks of {self._ranks} make their feeds in one order)",
                         timeout_s=timeout_s,
                     ) from None
+            except dist.DistNetworkError as error:
+                raise PeerGone(
+                    "the process that holds torch.distributed's store", rank=None, pid=0, version=0
+                ) from error
