@@ -36,9 +36,16 @@ class Died(Exception):
 class Actor:
     """One process. `actor.publish(count=3)` calls and waits; `actor.begin_call("next")` and `actor.answer()` do not."""
 
-    def __init__(self, role: str, *, environment: dict[str, str] | None = None, prefix: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        role: str,
+        *,
+        script: Path = ACTOR,
+        environment: dict[str, str] | None = None,
+        prefix: tuple[str, ...] = (),
+    ) -> None:
         self.process = subprocess.Popen(
-            [*prefix, sys.executable, str(ACTOR), role],
+            [*prefix, sys.executable, str(script), role],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
