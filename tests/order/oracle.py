@@ -1,5 +1,6 @@
 """megatron-core 0.16.1 as the judge: its GPTDataset over documents in memory or in files. For parity tests only."""
 
+import logging
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,6 +10,9 @@ gpt_dataset = pytest.importorskip("megatron.core.datasets.gpt_dataset", reason="
 
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder  # noqa: E402
 from megatron.core.datasets.utils import Split  # noqa: E402
+
+# One line per dataset built, thousands in all.
+logging.getLogger("megatron").setLevel(logging.ERROR)
 
 TOKENIZER = SimpleNamespace(
     eod=0, pad=1, vocab_size=1000, unique_identifiers={"class": "Null", "path": "nowhere/tokenizer.json"}

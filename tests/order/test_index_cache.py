@@ -1,0 +1,158 @@
+"""Cached index arrays: Megatron's are used, ours are used by Megatron, and nothing damaged or foreign is believed."""
+
+import os
+import stat
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headrace.order import IndexCache, MegatronNames, MegatronOrder, OrderRules
+
+LENGTHS = np.random.default_rng(5).integers(1, 40, 60).astype(np.int32)
+RULES = OrderRules(sequence_length=16, seed=3, num_samples=150, split="90,10")
+NAMES = MegatronNames(dataset_path="data/corpus", tokenizer={"class": "Null", "path": "nowhere/tokenizer.json"})
+SUFFIXES = ("description.txt", "document_index.npy", "sample_index.npy", "shuffle_index.npy")
+
+
+def assert_equal(one: MegatronOrder, other: MegatronOrder) -> None:
+    for name in ("document_index", "sample_index", "shuffle_index"):
+        assert getattr(one, name).dtype == getattr(other, name).dtype
+        assert np.array_equal(getattr(one, name), getattr(other, name))
+
+
+@pytest.fixture(params=["own names", "Megatron's names"])
+def cache(request: pytest.FixtureRequest, tmp_path: Path) -> IndexCache:
+    return IndexCache(tmp_path / "indices", NAMES if request.param == "Megatron's names" else None)
+
+
+def files(cache: IndexCache) -> list[Path]:
+    return sorted(cache.folder.iterdir())
+
+
+def test_the_second_start_finds_what_the_first_one_built(cache: IndexCache) -> None:
+    first = MegatronOrder(LENGTHS, RULES, cache=cache)
+    second = MegatronOrder(LENGTHS, RULES, cache=cache)
+    assert (first.from_cache, second.from_cache) == (False, True)
+    assert_equal(first, second)
+    assert_equal(first, MegatronOrder(LENGTHS, RULES))
+    assert [path.name.split("-train-")[1] for path in files(cache)] == list(SUFFIXES)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES[1:])
+@pytest.mark.parametrize(
+    "damage", ["missing", "empty", "torn", "other numbers", "other dtype", "out of range", "folder"]
+)
+def test_a_damaged_array_is_built_again(cache: IndexCache, suffix: str, damage: str) -> None:
+    intact = MegatronOrder(LENGTHS, RULES, cache=cache)
+    path = next(path for path in files(cache) if path.name.endswith(suffix))
+    content = path.read_bytes()
+    array = np.load(path)
+    if damage == "missing":
+        path.unlink()
+    elif damage == "empty":
+        path.write_bytes(b"")
+    elif damage == "torn":
+        os.truncate(path, len(content) - 3)
+    elif damage == "other numbers":
+        array[3] = array[4]
+        np.save(path, array)
+    elif damage == "other dtype":
+        np.save(path, array.astype(np.float64))
+    elif damage == "out of range":
+        array[3] = 10**6
+        np.save(path, array)
+    else:
+        path.unlink()
+        path.mkdir()
+    again = MegatronOrder(LENGTHS, RULES, cache=cache)
+    assert not again.from_cache
+    assert_equal(again, intact)
+    if damage != "folder":
+        assert path.read_bytes() == content
+        assert MegatronOrder(LENGTHS, RULES, cache=cache).from_cache
+
+
+def test_an_order_of_another_corpus_or_other_flags_is_not_believed(cache: IndexCache) -> None:
+    """Megatron's names do not tell them apart."""
+    MegatronOrder(LENGTHS, RULES, cache=cache)
+    for lengths, rules in (
+        (LENGTHS[::-1].copy(), RULES),
+        (LENGTHS + np.int32(1), RULES),
+        (LENGTHS, replace(RULES, add_extra_token=False)),
+    ):
+        order = MegatronOrder(lengths, rules, cache=cache)
+        assert not order.from_cache
+        assert_equal(order, MegatronOrder(lengths, rules))
+
+
+def test_every_rule_has_files_of_its_own(cache: IndexCache) -> None:
+    for rules in (RULES, replace(RULES, seed=4), replace(RULES, num_samples=151), replace(RULES, split=None)):
+        assert not MegatronOrder(LENGTHS, rules, cache=cache).from_cache
+    assert len(files(cache)) == 4 * len(SUFFIXES)
+
+
+def test_an_unwritable_folder_costs_the_cache_and_nothing_else(
+    cache: IndexCache, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache.folder.write_text("a file where a folder should be")
+    order = MegatronOrder(LENGTHS, RULES, cache=cache)
+    assert not order.from_cache
+    assert_equal(order, MegatronOrder(LENGTHS, RULES))
+    assert "index arrays are not cached in" in caplog.text
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_another_users_folder_is_read(cache: IndexCache) -> None:
+    MegatronOrder(LENGTHS, RULES, cache=cache)
+    cache.folder.chmod(stat.S_IRUSR | stat.S_IXUSR)
+    assert MegatronOrder(LENGTHS, RULES, cache=cache).from_cache
+    assert not MegatronOrder(LENGTHS, replace(RULES, seed=9), cache=cache).from_cache
+
+
+def test_many_at_once_leave_one_good_set(cache: IndexCache) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        orders = list(pool.map(lambda _: MegatronOrder(LENGTHS, RULES, cache=cache), range(16)))
+    for order in orders:
+        assert_equal(order, orders[0])
+    assert [path.name.split("-train-")[1] for path in files(cache)] == list(SUFFIXES)
+    assert MegatronOrder(LENGTHS, RULES, cache=cache).from_cache
+
+
+def test_nothing_is_left_when_the_disk_is_full(cache: IndexCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(source: object, target: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    assert not MegatronOrder(LENGTHS, RULES, cache=cache).from_cache
+    assert files(cache) == []
+
+
+@pytest.mark.parametrize("split", ["90,10", "969,30,1", "0,1,0"])
+@pytest.mark.parametrize("num_samples", [None, 150])
+def test_megatron_and_we_use_each_others_files(tmp_path: Path, split: str, num_samples: int | None) -> None:
+    from .oracle import TOKENIZER, Documents, Split, config, gpt_dataset
+
+    settings = config(
+        blend=(["p"], None), sequence_length=16, random_seed=3, split=split, path_to_cache=str(tmp_path / "indices")
+    )
+    part = [fractions is not None for fractions in settings.split_matrix].index(True)
+    rules = OrderRules(sequence_length=16, seed=3, num_samples=num_samples, split=split, split_name=Split(part).name)
+    cache = IndexCache(tmp_path / "indices", MegatronNames(dataset_path="p", tokenizer=TOKENIZER.unique_identifiers))
+
+    def megatron() -> object:
+        documents = np.arange(*(round(f * 60.0) for f in settings.split_matrix[part]), dtype=np.int32)
+        return gpt_dataset.GPTDataset(Documents(LENGTHS), "p", documents, num_samples, Split(part), settings)
+
+    megatron()
+    written_by_megatron = {path.name: path.read_bytes() for path in files(cache)}
+    assert MegatronOrder(LENGTHS, rules, cache=cache).from_cache
+    for path in files(cache):
+        path.unlink()
+    assert not MegatronOrder(LENGTHS, rules, cache=cache).from_cache
+    assert {path.name: path.read_bytes() for path in files(cache)} == written_by_megatron
+    before = [path.stat().st_mtime_ns for path in files(cache)]
+    assert np.array_equal(megatron().shuffle_index, MegatronOrder(LENGTHS, rules).shuffle_index)
+    assert [path.stat().st_mtime_ns for path in files(cache)] == before, "Megatron built anew: it did not find ours"
