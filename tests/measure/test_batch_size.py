@@ -16,7 +16,8 @@ from headrace.measure.batch_size import (
     find_batch_size,
     is_out_of_memory,
 )
-from measure.fakes import FakeClock
+
+from .fakes import FakeClock
 
 
 class OutOfMemoryError(RuntimeError):

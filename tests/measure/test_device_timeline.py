@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from headrace.measure import device_timeline
 from headrace.measure.step import Step
-from measure.fakes import MS, FakeClock, FakeDevice
+
+from .fakes import MS, FakeClock, FakeDevice
 
 
 class Loop:

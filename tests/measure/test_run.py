@@ -14,7 +14,8 @@ from headrace.measure.record import VERSION, RunFacts, new_run_id, read_file, re
 from headrace.measure.run import Run
 from headrace.measure.slow_rank import RankWindow
 from headrace.measure.step import Step
-from measure.fakes import FakeClock, FakeDevice
+
+from .fakes import FakeClock, FakeDevice
 
 SHAPE = ModelShape(layers=2, hidden=64, heads=4, kv_heads=4, head_dim=16, ffn=256, gated=False, vocab=100)
 FACTS = RunFacts(

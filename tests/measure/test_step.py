@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from headrace.measure.phases import PHASES
 from headrace.measure.step import SPANS, Step
-from measure.fakes import MS, FakeClock
+
+from .fakes import MS, FakeClock
 
 
 class Recorded:
