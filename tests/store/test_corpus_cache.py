@@ -28,6 +28,8 @@ def cached(folder: Path, shelf: Path, **options: object):
 
 
 def shelves(shelf: Path) -> list[str]:
+    """Finished corpora; nothing unfinished may lie beside them."""
+    assert [path.name for path in shelf.iterdir()] == ["corpora"]
     return sorted(path.name for path in (shelf / "corpora").iterdir())
 
 

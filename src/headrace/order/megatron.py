@@ -85,11 +85,11 @@ def build_index_arrays(lengths: IntArray, rules: OrderRules, plan: OrderPlan) ->
     """The three arrays, with one RandomState in Megatron's sequence."""
     random = np.random.RandomState(rules.seed)
     if plan.last_epoch_apart:
-        first = _shuffled_documents(lengths, plan.documents, plan.num_epochs - 1, random)
-        last = _shuffled_documents(lengths, plan.documents, 1, random)
+        first = shuffled_documents(lengths, plan.documents, plan.num_epochs - 1, random)
+        last = shuffled_documents(lengths, plan.documents, 1, random)
         documents = np.concatenate((first, last))
     else:
-        documents = _shuffled_documents(lengths, plan.documents, plan.num_epochs, random)
+        documents = shuffled_documents(lengths, plan.documents, plan.num_epochs, random)
     sample_index = build_sample_index(
         documents["length"],
         sequence_length=rules.sequence_length,
@@ -100,9 +100,7 @@ def build_index_arrays(lengths: IntArray, rules: OrderRules, plan: OrderPlan) ->
     return IndexArrays(document_index, sample_index, _shuffled_samples(plan, random))
 
 
-def _shuffled_documents(
-    lengths: IntArray, documents: range, num_epochs: int, random: np.random.RandomState
-) -> IntArray:
+def shuffled_documents(lengths: IntArray, documents: range, num_epochs: int, random: np.random.RandomState) -> IntArray:
     """Documents and their lengths, `num_epochs` times over, shuffled together."""
     once = np.empty(len(documents), _DOCUMENT)
     once["number"] = np.arange(documents.start, documents.stop, dtype=np.int32)

@@ -60,9 +60,11 @@ def cached_corpus(
     if (summary := _intact(home)) is not None:
         return CachedCorpus(prefix=str(home / "corpus"), summary=summary, reused=True)
 
-    workshop = home.with_name(f".{home.name}.{secrets.token_hex(8)}.tmp")
+    # Not among the finished ones, but in the same file system, for the rename.
+    workshop = shelf / f".{home.name}.{secrets.token_hex(8)}.tmp"
     try:
-        workshop.mkdir(parents=True)
+        home.parent.mkdir(parents=True, exist_ok=True)
+        workshop.mkdir()
         try:
             build_corpus(
                 source,
