@@ -1,6 +1,7 @@
-/* headrace._native.pack: checks every buffer, then hands them to the pass of pack.h. */
+/* headrace._native.pack, zigzag_runs, cut: check every buffer, then hand them to the passes of pack.h and cut.h. */
 #include "module.h"
 
+#include "cut.h"
 #include "pack.h"
 
 /* A shorter pass is over (30 us) before another thread could use the GIL; from here on others may run. */
@@ -196,6 +197,113 @@ static PyObject *pack(PyObject *module, PyObject *const *arguments, Py_ssize_t c
     return result;
 }
 
+/* -- parts of a batch (cut.h) ---------------------------------------------------------------------------------------- */
+
+static int get_plain_buffer(PyObject *object, const char *name, int writable, Py_buffer *view) {
+    if (PyObject_GetBuffer(object, view, PyBUF_C_CONTIGUOUS | (writable ? PyBUF_WRITABLE : 0)) == 0) return 0;
+    PyErr_Format(PyExc_ValueError, "%s must be a C-contiguous%s buffer, got %R", name, writable ? " writable" : "",
+                 (PyObject *)Py_TYPE(object));
+    return -1;
+}
+
+static PyObject *find_zigzag(const Py_buffer *cu_seqlens, const Py_buffer *padded, const Py_buffer *runs,
+                             PyObject *const *sizes) {
+    int64_t multiple, cp_size, cp_rank;
+    if (integer(sizes[0], "multiple", 1, INT32_MAX, &multiple) < 0) return NULL;
+    if (integer(sizes[1], "cp_size", 1, INT32_MAX, &cp_size) < 0) return NULL;
+    if (integer(sizes[2], "cp_rank", 0, cp_size - 1, &cp_rank) < 0) return NULL;
+    int64_t num_documents = cu_seqlens->len / 4 - 1;
+    if (cu_seqlens->itemsize != 4 || padded->itemsize != 4 || runs->itemsize != 8 || num_documents < 1 ||
+        padded->len < cu_seqlens->len || runs->len < num_documents * 2 * (Py_ssize_t)sizeof(struct cut_run) ||
+        multiple % (2 * cp_size) || num_documents * multiple > INT32_MAX ||
+        ((const int32_t *)cu_seqlens->buf)[num_documents] > INT32_MAX - num_documents * multiple)
+        return PyErr_Format(PyExc_ValueError, "zigzag_runs: boundaries are int32 [documents + 1], runs int64 "
+                                              "[2 * documents, 3], multiple a multiple of 2 * cp_size");
+    struct cut_runs_summary summary;
+    cut_zigzag(cu_seqlens->buf, num_documents, multiple, cp_size, cp_rank, padded->buf, runs->buf, &summary);
+    return Py_BuildValue("(LLLL)", (long long)summary.num_runs, (long long)summary.length,
+                         (long long)summary.max_padded, (long long)summary.first_wrong);
+}
+
+static PyObject *zigzag_runs(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    (void)module;
+    if (count != 6) return PyErr_Format(PyExc_TypeError, "zigzag_runs takes 6 arguments, got %zd", count);
+    Py_buffer views[3];
+    memset(views, 0, sizeof views);
+    PyObject *result = NULL;
+    if (get_plain_buffer(arguments[0], "cu_seqlens", 0, &views[0]) == 0 &&
+        get_plain_buffer(arguments[1], "padded", 1, &views[1]) == 0 &&
+        get_plain_buffer(arguments[2], "runs", 1, &views[2]) == 0)
+        result = find_zigzag(&views[0], &views[1], &views[2], arguments + 3);
+    for (int which = 0; which < 3; which++) PyBuffer_Release(&views[which]);
+    return result;
+}
+
+/* Runs must lie inside the source and together fill the target: cut_part relies on it. */
+static int check_runs(const struct cut_job *job, int64_t source_count, int64_t target_count) {
+    int64_t filled = 0;
+    for (int64_t i = 0; i < job->num_runs; i++) {
+        const struct cut_run *run = &job->runs[i];
+        if (run->start < 0 || run->start > INT32_MAX || run->length < 0 || run->length > target_count - filled ||
+            run->end < 1 || run->end > source_count) {
+            PyErr_Format(PyExc_ValueError, "run %lld (start %lld, length %lld, end %lld) leaves %lld tokens",
+                         (long long)i, (long long)run->start, (long long)run->length, (long long)run->end,
+                         (long long)source_count);
+            return -1;
+        }
+        filled += run->length;
+    }
+    if (filled == target_count) return 0;
+    PyErr_Format(PyExc_ValueError, "runs hold %lld tokens, target %lld", (long long)filled, (long long)target_count);
+    return -1;
+}
+
+static int describe_cut(struct cut_job *job, const Py_buffer *views, PyObject *const *arguments) {
+    int64_t run_on, blank_at_seam;
+    const Py_buffer *source = &views[0], *target = &views[1], *runs = &views[2];
+    if (integer(arguments[0], "num_runs", 0, runs->len / (Py_ssize_t)sizeof(struct cut_run), &job->num_runs) < 0 ||
+        integer(arguments[1], "shift", 0, INT32_MAX, &job->shift) < 0 ||
+        integer(arguments[2], "fill", INT32_MIN, INT32_MAX, &job->fill) < 0 ||
+        integer(arguments[3], "run_on", 0, 1, &run_on) < 0 ||
+        integer(arguments[4], "blank_at_seam", 0, 1, &blank_at_seam) < 0)
+        return -1;
+    job->source = source->buf;
+    job->target = target->buf;
+    job->runs = runs->buf;
+    job->itemsize = source->itemsize;
+    job->run_on = run_on;
+    job->blank_at_seam = blank_at_seam;
+    int fill_fits = job->fill == 0 || job->itemsize == 8 || job->itemsize == 4;
+    if (runs->itemsize != 8 || target->itemsize != source->itemsize || !fill_fits || (run_on && source->itemsize != 8)) {
+        PyErr_Format(PyExc_ValueError, "cut: source has elements of %zd bytes, target of %zd, fill is %lld",
+                     source->itemsize, target->itemsize, (long long)job->fill);
+        return -1;
+    }
+    return check_runs(job, source->len / source->itemsize, target->len / target->itemsize);
+}
+
+static PyObject *cut(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    (void)module;
+    if (count != 8) return PyErr_Format(PyExc_TypeError, "cut takes 8 arguments, got %zd", count);
+    Py_buffer views[3];
+    memset(views, 0, sizeof views);
+    struct cut_job job;
+    int ready = get_plain_buffer(arguments[0], "source", 0, &views[0]) == 0 &&
+                get_plain_buffer(arguments[1], "target", 1, &views[1]) == 0 &&
+                get_plain_buffer(arguments[2], "runs", 0, &views[2]) == 0 &&
+                describe_cut(&job, views, arguments + 3) == 0;
+    if (ready && views[1].len >= RELEASE_GIL_TOKENS * 8) {
+        Py_BEGIN_ALLOW_THREADS
+        cut_part(&job);
+        Py_END_ALLOW_THREADS
+    } else if (ready) {
+        cut_part(&job);
+    }
+    for (int which = 0; which < 3; which++) PyBuffer_Release(&views[which]);
+    if (!ready) return NULL;
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef functions[] = {
     {"pack", (PyCFunction)(void (*)(void))pack, METH_FASTCALL,
      "pack(rows, outputs, document_ends, padding_rows, seq_length, eod, pad, last_id, flags)\n"
@@ -204,6 +312,15 @@ static PyMethodDef functions[] = {
      "Fills outputs from rows [micro_batch, seq_length (+ 1)], uint16 or int32. ValueError names the buffer that\n"
      "does not fit. Outputs hold nothing of use after an error, or when first_foreign >= 0: the index into rows of\n"
      "the first id outside the vocabulary. Large batches are packed without the GIL."},
+    {"zigzag_runs", (PyCFunction)(void (*)(void))zigzag_runs, METH_FASTCALL,
+     "zigzag_runs(cu_seqlens, padded, runs, multiple, cp_size, cp_rank)\n"
+     "-> (num_runs, length, max_padded, first_wrong)\n\n"
+     "Fills padded (int32, like cu_seqlens) and runs (int64 [2 * documents, 3]: start, length, end) for one rank.\n"
+     "first_wrong: index of the boundary that does not rise, -1: none."},
+    {"cut", (PyCFunction)(void (*)(void))cut, METH_FASTCALL,
+     "cut(source, target, runs, num_runs, shift, fill, run_on, blank_at_seam) -> None\n\n"
+     "Copies the runs of source into target, `shift` further on, with `fill` past the end of a document.\n"
+     "run_on (int64): padding counts on from the document's last element. blank_at_seam: the first of a run is fill."},
     {NULL, NULL, 0, NULL},
 };
 

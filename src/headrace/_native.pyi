@@ -38,6 +38,7 @@ class Mapping(Buffer):
 
 class _End:
     def use_data(self, mapping: Buffer, slot_bytes: int, /) -> None: ...
+    def watch(self, pidfds: tuple[int, ...], /) -> None: ...
     def set_fate(self, state: int, /) -> bool: ...
     def close(self) -> None: ...
     @property
@@ -106,3 +107,18 @@ def pack(
     flags: int,
     /,
 ) -> tuple[int, int, int, int, int]: ...
+
+def zigzag_runs(
+    cu_seqlens: NDArray[Any], padded: NDArray[Any], runs: NDArray[Any], multiple: int, cp_size: int, cp_rank: int, /
+) -> tuple[int, int, int, int]: ...
+def cut(
+    source: NDArray[Any],
+    target: NDArray[Any],
+    runs: NDArray[Any],
+    num_runs: int,
+    shift: int,
+    fill: int,
+    run_on: int,
+    blank_at_seam: int,
+    /,
+) -> None: ...

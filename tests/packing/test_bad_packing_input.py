@@ -174,3 +174,59 @@ def test_the_pass_itself_refuses_ends_that_would_lead_it_outside(ends):
 def test_the_pass_itself_refuses_arguments_out_of_place(arguments):
     with pytest.raises((ValueError, TypeError, OverflowError)):
         _native.pack(*arguments)
+
+
+RUNS = np.array([[0, 2, 3], [3, 2, 5]])  # 2 of the 3 tokens of a document, then 2 of 2
+SOURCE, TARGET = np.arange(5), np.zeros(4, np.int64)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((SOURCE, TARGET[:3], RUNS, 2, 0, 0, 0, 0), "run 1 .* leaves 5 tokens"),
+        ((SOURCE, np.zeros(5, np.int64), RUNS, 2, 0, 0, 0, 0), "runs hold 4 tokens, target 5"),
+        ((SOURCE[:4], TARGET, RUNS, 2, 0, 0, 0, 0), r"run 1 \(start 3, length 2, end 5\) leaves 4 tokens"),
+        ((SOURCE, TARGET, RUNS - [[1, 0, 0]], 2, 0, 0, 0, 0), "run 0 .start -1"),
+        ((SOURCE, TARGET, RUNS * [[1, -1, 1]], 2, 0, 0, 0, 0), "run 0"),
+        ((SOURCE, TARGET, RUNS * [[1, 1, 0]], 2, 0, 0, 0, 0), "run 0"),
+        ((SOURCE, TARGET, RUNS, 3, 0, 0, 0, 0), r"num_runs must be in \[0, 2\], got 3"),
+        ((SOURCE, TARGET, RUNS, 2, -1, 0, 0, 0), "shift must be in"),
+        ((SOURCE, TARGET, RUNS, 2, 0, 2**40, 0, 0), "fill must be in"),
+        ((SOURCE, TARGET.astype(np.int32), RUNS, 2, 0, 0, 0, 0), "source has elements of 8 bytes, target of 4"),
+        ((SOURCE.astype(np.int16), TARGET.astype(np.int16), RUNS, 2, 0, -100, 0, 0), "fill is -100"),
+        ((SOURCE.astype(np.int32), TARGET.astype(np.int32), RUNS, 2, 0, 0, 1, 0), "elements of 4 bytes"),
+        ((SOURCE, TARGET, RUNS.astype(np.int32), 1, 0, 0, 0, 0), "cut: source"),
+        ((SOURCE, read_only(TARGET.copy()), RUNS, 2, 0, 0, 0, 0), "target must be a C-contiguous writable buffer"),
+        ((SOURCE[::2], TARGET, RUNS, 2, 0, 0, 0, 0), "source must be a C-contiguous buffer"),
+    ],
+)
+def test_the_cut_itself_refuses_runs_that_would_lead_it_outside(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        _native.cut(*arguments)
+
+
+def test_a_cut_past_every_document_holds_the_fill_alone():
+    _native.cut(SOURCE, TARGET, RUNS, 2, 2**31 - 1, -100, 0, 0)
+    assert TARGET.tolist() == [-100] * 4
+
+
+CU = np.array([0, 3, 5], np.int32)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (CU, np.empty(2, np.int32), np.empty((4, 3), np.int64), 4, 2, 0),
+        (CU, np.empty(3, np.int32), np.empty((3, 3), np.int64), 4, 2, 0),
+        (CU, np.empty(3, np.int64), np.empty((4, 3), np.int64), 4, 2, 0),
+        (CU, np.empty(3, np.int32), np.empty((4, 3), np.int32), 4, 2, 0),
+        (CU[:1], np.empty(3, np.int32), np.empty((4, 3), np.int64), 4, 2, 0),
+        (CU, np.empty(3, np.int32), np.empty((4, 3), np.int64), 6, 2, 0),
+        (CU, np.empty(3, np.int32), np.empty((4, 3), np.int64), 4, 2, 2),
+        (CU, np.empty(3, np.int32), np.empty((4, 3), np.int64), 2**31 - 8, 2, 0),
+        (CU, np.empty(3, np.int32), np.empty((4, 3), np.int64), 0, 2, 0),
+    ],
+)
+def test_the_zigzag_itself_refuses_memory_that_is_too_small(arguments):
+    with pytest.raises(ValueError, match=r"zigzag_runs|multiple|cp_rank"):
+        _native.zigzag_runs(*arguments)

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from headrace.packing import PackRules, actual_seq_len_from_cu_seqlens, cu_seqlens_from_actual_seq_len, pack
-from packing.model import pack_slowly
+
+from .model import pack_slowly
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "fields.json").read_text())
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from headrace.packing import LAYOUTS, Packer, PackRules, batch_spec, pack
 from headrace.packing.layouts import OUTPUT_DTYPES
-from packing.model import pack_slowly
+
+from .model import pack_slowly
 
 BLOCK = 256  # PACK_BLOCK_TOKENS of native/pack.h: whatever goes wrong between two blocks goes wrong here
 SEQ_LENGTHS = st.one_of(st.integers(1, 70), st.sampled_from([BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, 4 * BLOCK + 33]))
