@@ -7,6 +7,8 @@ import sys
 import typer
 from rich.console import Console
 
+from headrace.cli import bench
+from headrace.cli.inspect import inspect
 from headrace.errors import ConfigError, FormatError, HeadraceError
 
 EXIT_FAILED = 1
@@ -19,6 +21,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.command("inspect")(inspect)
+app.add_typer(bench.app, name="bench")
 
 
 def main() -> None:

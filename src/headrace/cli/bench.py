@@ -1,0 +1,133 @@
+"""`headrace bench`: every figure this project gives about itself, measured again on your machine.
+
+Each verb prints a table and its summary, and writes raw values, environment and date with `--json FILE`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+from rich.console import Console
+
+from headrace.cli.document import check_writable, write_document
+from headrace.errors import ConfigError
+
+app = typer.Typer(help="Measure headrace beside what it replaces.", no_args_is_help=True)
+
+Number = TypeVar("Number", int, float)
+
+Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write raw values and figures.")]
+Prefix = Annotated[
+    str | None,
+    typer.Option("--corpus", metavar="PREFIX", help="A .bin/.idx pair. Else the demo's, else a synthetic one."),
+]
+
+
+def numbers(text: str, kind: Callable[[str], Number], option: str) -> tuple[Number, ...]:
+    """Comma-separated numbers."""
+    try:
+        return tuple(kind(word) for word in text.split(","))
+    except ValueError:
+        raise ConfigError(f"{option} takes numbers separated by commas, got {text!r}") from None
+
+
+@app.command("get-batch")
+def get_batch(
+    tp: Annotated[str, typer.Option(help="Ranks per group, comma-separated.")] = "2,4",
+    seq: Annotated[str, typer.Option(help="Tokens per row.")] = "4096,32768,131072",
+    micro_batch_size: Annotated[str, typer.Option(help="Rows per batch.")] = "1",
+    pace_ms: Annotated[str, typer.Option(help="Milliseconds a step takes beside get_batch; 0: back to back.")] = "5,0",
+    contenders: Annotated[str, typer.Option(help="Who takes part.")] = "broadcast,replicated,headrace,iceoryx2",
+    steps: Annotated[int, typer.Option(help="Measured steps per contender and pace.")] = 480,
+    blocks: Annotated[int, typer.Option(help="In so many blocks; an interval needs six.")] = 8,
+    num_slots: Annotated[int, typer.Option(help="Batches that exist at once.")] = 4,
+    corpus: Prefix = None,
+    json: Json = None,
+) -> None:
+    """How long a rank waits for its batch, beside broadcast, replicated loading and iceoryx2, in one run."""
+    check_writable(json)
+    from headrace.bench.get_batch import Plan, run
+    from headrace.cli.bench_tables import print_get_batch
+
+    plan = Plan(
+        num_ranks=numbers(tp, int, "--tp"),
+        seq_lengths=numbers(seq, int, "--seq"),
+        micro_batch_sizes=numbers(micro_batch_size, int, "--micro-batch-size"),
+        paces_ms=numbers(pace_ms, float, "--pace-ms"),
+        contenders=tuple(contenders.split(",")),
+        num_steps=steps,
+        num_blocks=blocks,
+        num_slots=num_slots,
+    )
+    console = Console()
+    record = run(corpus, plan=plan, report=console.print)
+    print_get_batch(record, console)
+    write_document(json, record)
+
+
+@app.command()
+def handover(
+    readers: Annotated[str, typer.Option(help="Sleeping readers, comma-separated.")] = "1,2,4,8",
+    wakes: Annotated[int, typer.Option(help="Blocked hand-overs per contender and number of readers.")] = 400,
+    hot: Annotated[int, typer.Option(help="Ready hand-overs, one after the other.")] = 2000,
+    after_gap: Annotated[int, typer.Option(help="Ready hand-overs, 5 ms apart.")] = 400,
+    idle_s: Annotated[float, typer.Option(help="Seconds for which a waiting rank is watched.")] = 10.0,
+    corpus: Prefix = None,
+    json: Json = None,
+) -> None:
+    """What handing a finished batch over costs: ready, blocked and idle, beside a bare futex wake and iceoryx2."""
+    check_writable(json)
+    from headrace.bench.handover import Plan, run
+    from headrace.cli.bench_tables import print_handover
+
+    plan = Plan(
+        num_readers=numbers(readers, int, "--readers"),
+        num_wakes=wakes,
+        num_hot=hot,
+        num_after_gap=after_gap,
+        idle_s=idle_s,
+    )
+    console = Console()
+    record = run(corpus, plan=plan, report=console.print)
+    print_handover(record, console)
+    write_document(json, record)
+
+
+@app.command()
+def pack(
+    seq: Annotated[str, typer.Option(help="Tokens per row, comma-separated.")] = "4096,32768,131072",
+    rounds: Annotated[int, typer.Option(help="Measured rounds.")] = 120,
+    eod: Annotated[int | None, typer.Option(help="The id that ends documents, if the corpus does not show it.")] = None,
+    corpus: Prefix = None,
+    json: Json = None,
+) -> None:
+    """What packing token rows costs, beside memcpy of the same bytes, NumPy and Megatron's loop."""
+    check_writable(json)
+    from headrace.bench.corpus import choose_corpus
+    from headrace.bench.pack import run
+    from headrace.cli.bench_tables import print_rounds
+
+    with choose_corpus(corpus) as chosen:
+        record = run(chosen.prefix, seq_lengths=numbers(seq, int, "--seq"), num_rounds=rounds, eod=eod)
+    print_rounds(record, Console(), columns=("text", "seq_length", "mean_documents", "contender", "ns_per_token"))
+    write_document(json, record)
+
+
+@app.command()
+def order(
+    seq: Annotated[str, typer.Option(help="Tokens per sample, comma-separated.")] = "512,2048,4096,32768",
+    documents: Annotated[int, typer.Option(help="Documents of the synthetic corpus.")] = 1_000_000,
+    rounds: Annotated[int, typer.Option(help="Measured rounds.")] = 20,
+    json: Json = None,
+) -> None:
+    """How long it takes to know which tokens make which sample, beside megatron-core's C++ helper."""
+    check_writable(json)
+    from headrace.bench.order import run
+    from headrace.cli.bench_tables import print_rounds
+
+    record = run(num_documents=documents, sequence_lengths=numbers(seq, int, "--seq"), num_rounds=rounds)
+    print_rounds(record, Console(), columns=("what", "sequence_length", "documents_per_sample", "contender"))
+    write_document(json, record)
