@@ -101,7 +101,8 @@ def plan_order(lengths: npt.NDArray[np.int32], rules: OrderRules) -> OrderPlan:
     num_samples = tokens // step if rules.drop_last_partial else _ceil_in_float32(tokens, step)
     if tokens_per_epoch == 0 or num_samples < 1:
         raise ConfigError(
-            f"one sample needs {step + extra} tokens, the {len(documents)} documents used hold {tokens_per_epoch}; "
+            f"one sample needs {step + extra} tokens, this part of the corpus holds {tokens_per_epoch} "
+            f"(documents: {len(documents)}); "
             "lower `sequence_length`, take a larger corpus, or ask for `num_samples` to repeat this one"
         )
     last_epoch_apart, num_first_samples = False, num_samples

@@ -249,8 +249,9 @@ def _check_pointers(
         starts = pointers[first : first + _PIECE].astype(np.int64)
         nbytes = lengths[first : first + _PIECE].astype(np.int64) * itemsize
         # First of all, so that no sum below can wrap around.
-        if (furthest := int(starts.max())) > tokens_bytes:
-            raise _bin_too_short(path, furthest, tokens_bytes)
+        if int(starts.max()) > tokens_bytes:
+            last = int(starts.argmax())
+            raise _bin_too_short(path, int(starts[last]) + int(nbytes[last]), tokens_bytes)
         earliest = np.concatenate(([end], starts[:-1] + nbytes[:-1]))
         if (wrong := np.flatnonzero((starts < earliest) | (starts % itemsize != 0))).size:
             at = int(wrong[0])

@@ -1,0 +1,142 @@
+"""`headrace inspect`: what is in a token store, and what a packed batch made from it looks like."""
+
+from __future__ import annotations
+
+from itertools import dropwhile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from headrace.errors import ConfigError
+
+if TYPE_CHECKING:
+    from headrace.cli.inspect_sample import Sample
+    from headrace.store import TokenStore
+
+RECORD_VERSION = 1
+QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
+BAR_WIDTH = 40
+
+
+def inspect(
+    prefix: Annotated[str, typer.Argument(help="Path of the .bin/.idx pair without the ending.")],
+    sample: Annotated[
+        int | None, typer.Option(metavar="I", help="Show the micro batch that starts at sample I.")
+    ] = None,
+    seq_length: Annotated[int | None, typer.Option(metavar="S", help="Tokens per row; needed with --sample.")] = None,
+    micro_batch_size: Annotated[int, typer.Option(help="Rows of the micro batch.")] = 1,
+    seed: Annotated[int, typer.Option(help="Of the order of samples.")] = 1234,
+    num_samples: Annotated[int | None, typer.Option(help="Samples of the run (None: one epoch).")] = None,
+    split: Annotated[str | None, typer.Option(help='Weights of train, valid, test such as "969,30,1".')] = None,
+    split_name: Annotated[str, typer.Option(help="Which part of --split.")] = "train",
+    eod: Annotated[int | None, typer.Option(help="End-of-document id (default: what manifest.json says).")] = None,
+    eod_mask_loss: Annotated[bool, typer.Option(help="What follows an end of document is no target.")] = False,
+    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the same as JSON.")] = None,
+) -> None:
+    """Show what is in a token store: counts, lengths, and with --sample one packed micro batch as a model gets it."""
+    if (sample is None) != (seq_length is None):
+        raise ConfigError("--sample and --seq-length belong together: which sample, and how many tokens per row")
+    from headrace.cli.inspect_sample import SampleRequest, take_sample
+    from headrace.store import TokenStore
+
+    console = Console()
+    with TokenStore(prefix) as store:
+        document = describe(store)
+        print_store(console, document)
+        if sample is not None and seq_length is not None:
+            request = SampleRequest(
+                sample=sample,
+                sequence_length=seq_length,
+                micro_batch_size=micro_batch_size,
+                seed=seed,
+                num_samples=num_samples,
+                split=split,
+                split_name=split_name,
+                eod=eod,
+                eod_mask_loss=eod_mask_loss,
+            )
+            taken = take_sample(store, request)
+            document["sample"] = msgspec.to_builtins(taken)
+            print_sample(console, taken)
+    if json is not None:
+        write_json(json, document)
+
+
+def describe(store: TokenStore) -> dict[str, Any]:
+    """What the JSON document says about a store."""
+    import numpy as np
+
+    lengths = store.lengths
+    quantiles = np.quantile(lengths, QUANTILES, method="inverted_cdf").tolist() if len(lengths) else []
+    exponents = np.frexp(np.maximum(lengths, 1))[1] - 1
+    counts = np.bincount(exponents).tolist() if len(lengths) else []
+    lowest, highest = store.token_id_range
+    return {
+        "version": RECORD_VERSION,
+        "prefix": store.prefix,
+        "fingerprint": store.fingerprint(),
+        "dtype": store.dtype.name,
+        "documents": store.num_documents,
+        "sequences": store.num_sequences,
+        "tokens": store.num_tokens,
+        "lowest_token_id": lowest if store.num_tokens else None,
+        "highest_token_id": highest if store.num_tokens else None,
+        "length_quantiles": [{"quantile": q, "tokens": int(v)} for q, v in zip(QUANTILES, quantiles, strict=False)],
+        # Half-open ranges that double; the first also holds empty sequences.
+        "length_histogram": [
+            {"from": 2**exponent if exponent else 0, "below": 2 ** (exponent + 1), "sequences": number}
+            for exponent, number in enumerate(counts)
+        ],
+    }
+
+
+def print_store(console: Console, document: dict[str, Any]) -> None:
+    """Counts, quantiles and a histogram of the lengths."""
+    console.print(f"[bold]{document['prefix']}[/bold]", highlight=False)
+    sequences = "" if document["sequences"] == document["documents"] else f" in {document['sequences']:,} sequences"
+    console.print(f"{document['documents']:,} documents{sequences}, {document['tokens']:,} tokens, {document['dtype']}")
+    if not document["tokens"]:
+        return
+    console.print(f"token ids {document['lowest_token_id']} to {document['highest_token_id']}")
+    table = Table(title="tokens per sequence", title_justify="left")
+    for entry in document["length_quantiles"]:
+        table.add_column({0.0: "min", 0.5: "median", 1.0: "max"}.get(entry["quantile"], f"{entry['quantile']:.0%}"))
+    table.add_row(*(f"{entry['tokens']:,}" for entry in document["length_quantiles"]))
+    console.print(table)
+    bars = Table(box=None, show_header=False, padding=(0, 1))
+    most = max(entry["sequences"] for entry in document["length_histogram"])
+    # From the shortest sequence there is.
+    for entry in dropwhile(lambda entry: not entry["sequences"], document["length_histogram"]):
+        width = -(-entry["sequences"] * BAR_WIDTH // most)
+        bars.add_row(f"{entry['from']:,} -", f"{entry['below'] - 1:,}", f"{entry['sequences']:,}", "█" * width)
+    console.print(bars)
+
+
+def print_sample(console: Console, sample: Sample) -> None:
+    """Two lines per document of the micro batch, then what a kernel and a loss see."""
+    console.print(f"\nsamples {sample.first_sample} to {sample.last_sample} of {sample.samples_in_order:,}")
+    for segment in sample.segments:
+        console.print(
+            f"row {segment.row} [bold]{segment.begin} - {segment.end - 1}[/bold]: document {segment.document} from "
+            f"{segment.offset:,}, position ids {segment.first_position} - {segment.last_position}, "
+            f"{segment.num_targets} of {segment.end - segment.begin} are targets",
+            highlight=False,
+        )
+        console.print(Text(f"    {segment.shown}", style="dim"), no_wrap=True, overflow="ellipsis")
+    console.print(f"cu_seqlens {sample.cu_seqlens}", highlight=False)
+    console.print(f"max_seqlen {sample.max_seqlen}, {sample.num_targets} of {sample.num_positions} are targets")
+    if sample.note:
+        console.print(sample.note, style="yellow", highlight=False)
+
+
+def write_json(path: Path, document: dict[str, Any]) -> None:
+    """The document, indented, with a line end."""
+    try:
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}") from error

@@ -1,0 +1,184 @@
+"""One packed micro batch, taken apart again for people: which document each token is from, and what is a target."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from headrace.errors import ConfigError
+from headrace.order import MegatronOrder, OrderRules, Part
+from headrace.packing import PackRules, pack
+from headrace.store import Tokenizer, TokenStore, load_tokenizer, read_manifest
+
+SHOWN_CHARACTERS = 160
+SHOWN_IDS = 16
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampleRequest:
+    """What to take: the micro batch of rows `sample`, `sample` + 1, ... of an order."""
+
+    sample: int
+    sequence_length: int
+    micro_batch_size: int
+    seed: int
+    num_samples: int | None
+    split: str | None
+    split_name: str
+    eod: int | None
+    eod_mask_loss: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Segment:
+    """One document's share of a row: positions [begin, end) of the row."""
+
+    row: int
+    begin: int
+    end: int
+    document: int
+    offset: int
+    """First token, counted in the document."""
+    first_position: int
+    last_position: int
+    num_targets: int
+    """Positions whose label counts in the loss."""
+    shown: str
+    """The beginning of the text, or of the token ids where no tokenizer is known."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sample:
+    """A packed micro batch: its segments, and the arrays as a model gets them."""
+
+    first_sample: int
+    last_sample: int
+    samples_in_order: int
+    sequence_length: int
+    segments: list[Segment]
+    cu_seqlens: list[int]
+    max_seqlen: int
+    num_targets: int
+    num_positions: int
+    tokens: list[list[int]]
+    labels: list[list[int]]
+    loss_mask: list[list[int]]
+    position_ids: list[list[int]]
+    decoded: bool
+    note: str
+
+
+def take_sample(store: TokenStore, request: SampleRequest) -> Sample:
+    """Read, pack and describe. Raises ConfigError if there is no such sample, or for rules that mean nothing."""
+    rules = OrderRules(
+        sequence_length=request.sequence_length,
+        seed=request.seed,
+        num_samples=request.num_samples,
+        split=request.split,
+        split_name=request.split_name,
+    )
+    order = MegatronOrder(store.lengths, rules)
+    samples = range(request.sample, request.sample + request.micro_batch_size)
+    if request.micro_batch_size < 1 or samples.start < 0 or samples.stop > len(order):
+        raise ConfigError(
+            f"there are samples 0 to {len(order) - 1}, asked for {request.micro_batch_size} from {request.sample} on; "
+            "choose another --sample or --micro-batch-size"
+        )
+    parts = [order.parts(sample) for sample in samples]
+    rows = np.empty((len(samples), order.row_tokens), store.dtype)
+    for row, parts_of_row in zip(rows, parts, strict=True):
+        filled = 0
+        for part in parts_of_row:
+            filled += store.read_into(row[filled:], part.document, part.offset, part.length)
+    eod, pad = _special_ids(store, request.eod)
+    packing = PackRules(
+        eod=eod, pad=pad, reset_position_ids=True, reset_attention_mask=True, eod_mask_loss=request.eod_mask_loss
+    )
+    batch = pack(rows, packing, document_lengths=[[part.length for part in row_parts] for row_parts in parts])
+    tokenizer, note = _tokenizer(store)
+    loss_mask = batch["loss_mask"].astype(np.int64)
+    return Sample(
+        first_sample=samples[0],
+        last_sample=samples[-1],
+        samples_in_order=len(order),
+        sequence_length=request.sequence_length,
+        segments=[
+            segment
+            for row, row_parts in enumerate(parts)
+            for segment in _segments(
+                row, row_parts, batch["tokens"][row], batch["position_ids"][row], loss_mask[row], tokenizer
+            )
+        ],
+        cu_seqlens=batch["cu_seqlens"].tolist(),
+        max_seqlen=batch["max_seqlen"],
+        num_targets=int(loss_mask.sum()),
+        num_positions=loss_mask.size,
+        tokens=batch["tokens"].tolist(),
+        labels=batch["labels"].tolist(),
+        loss_mask=loss_mask.tolist(),
+        position_ids=batch["position_ids"].tolist(),
+        decoded=tokenizer is not None,
+        note=note,
+    )
+
+
+def _segments(
+    row: int,
+    parts: Sequence[Part],
+    tokens: np.ndarray,
+    position_ids: np.ndarray,
+    loss_mask: np.ndarray,
+    tokenizer: Tokenizer | None,
+) -> list[Segment]:
+    segments = []
+    begin = 0
+    for part in parts:
+        # The row's last token is only a label; a last part of one token has no position.
+        end = min(begin + part.length, len(tokens))
+        if end > begin:
+            segments.append(
+                Segment(
+                    row=row,
+                    begin=begin,
+                    end=end,
+                    document=part.document,
+                    offset=part.offset,
+                    first_position=int(position_ids[begin]),
+                    last_position=int(position_ids[end - 1]),
+                    num_targets=int(loss_mask[begin:end].sum()),
+                    shown=_shown(tokens[begin:end].tolist(), tokenizer),
+                )
+            )
+        begin = end
+    return segments
+
+
+def _shown(ids: list[int], tokenizer: Tokenizer | None) -> str:
+    """The first ids as text, line ends and control characters spelled out; nothing a terminal would obey."""
+    if tokenizer is None:
+        return " ".join(map(str, ids[:SHOWN_IDS])) + (" ..." if len(ids) > SHOWN_IDS else "")
+    # A token is at least one character in all but broken text, so this is enough to fill the cell.
+    text = tokenizer.decode(ids[:SHOWN_CHARACTERS])
+    printable = "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
+    cut = len(printable) > SHOWN_CHARACTERS or len(ids) > SHOWN_CHARACTERS
+    return printable[:SHOWN_CHARACTERS] + ("..." if cut else "")
+
+
+def _special_ids(store: TokenStore, eod: int | None) -> tuple[int | None, int | None]:
+    manifest = read_manifest(store.prefix)
+    if manifest is None:
+        return eod, None
+    return (manifest.eod if eod is None else eod), manifest.pad
+
+
+def _tokenizer(store: TokenStore) -> tuple[Tokenizer | None, str]:
+    """The tokenizer beside the store, or why there is no text to show."""
+    try:
+        tokenizer = load_tokenizer(store.prefix)
+    except ConfigError as error:
+        return None, f"token ids instead of text: {error}"
+    if tokenizer is None:
+        return None, "token ids instead of text: there is no tokenizer.json beside the store"
+    return tokenizer, ""
