@@ -99,11 +99,12 @@ class ReadableSlots(Generic[Array]):
             if place.ragged_index < 0 and place.name in same_everywhere:
                 arrays[place.name] = same_everywhere[place.name]
                 continue
-            if place.offset not in by_offset or place.nbytes == 0:
+            array = by_offset.get(place.offset)
+            if array is None:
                 full = view(self.memory[slot], place)
-                by_offset[place.offset] = self._wrap(
-                    full if place.ragged_index < 0 else full[: lengths[place.ragged_index]]
-                )
-            arrays[place.name] = by_offset[place.offset]
+                array = self._wrap(full if place.ragged_index < 0 else full[: lengths[place.ragged_index]])
+                if place.nbytes:  # a field without elements lies where the next one does
+                    by_offset[place.offset] = array
+            arrays[place.name] = array
         remembered[lengths] = arrays
         return arrays
