@@ -20,6 +20,12 @@ from headrace.measure.batch_size import (
 from .fakes import FakeClock
 
 
+@pytest.fixture(autouse=True)
+def no_collection(monkeypatch):
+    """The search collects garbage after every probe: 50 ms each beside an imported torch, for nothing here."""
+    monkeypatch.setattr("headrace.measure.batch_size.gc.collect", lambda: 0)
+
+
 class OutOfMemoryError(RuntimeError):
     """Named as torch names its own."""
 
