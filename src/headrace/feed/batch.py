@@ -117,8 +117,12 @@ class Batch(Mapping[str, Array]):
 
     @property
     def actual_seq_len(self) -> tuple[int, ...]:
-        """Ends of the documents over the joined rows, host ints without a leading 0: what Ascend's kernels take."""
-        boundaries: Any = self["cu_seqlens" if "cu_seqlens" in self._arrays else "cu_seq_lens_q"]
+        """Ends of the documents over the joined rows, host ints without a leading 0: what Ascend's kernels take.
+
+        Under a view that pads documents, where they end with their padding, counted over all ranks.
+        """
+        names = ("cu_seqlens_padded", "cu_seqlens", "cu_seq_lens_q")
+        boundaries: Any = self[next((name for name in names if name in self._arrays), "cu_seqlens")]
         return tuple(boundaries[1:].tolist())
 
     @property

@@ -25,6 +25,7 @@ from headrace.feed.production import Metadata
 from headrace.feed.rendezvous import Alone, Rendezvous
 from headrace.feed.source import Source
 from headrace.feed.stats import FeedStats
+from headrace.packing import Cutter, View
 from headrace.position import Position, from_state_dict, to_state_dict
 from headrace.shm import failure
 from headrace.shm.ring_reader import RingReader
@@ -40,10 +41,11 @@ class Feed(Generic[Array]):
     started by the group's first rank on each host. Or `iterator` on the one rank of the group that has one, whose
     number within the group is `writer_rank`, and None on the others: what it yields is written by that rank itself.
 
-    Every rank of the group makes the feed with the same arguments (`iterator` apart) and takes every batch; the feed
-    ends on all of them at the same batch. Making it blocks until all ranks have (at most `config.start_timeout_s`);
-    ConfigError, the same on every rank, if they disagree. `wrap` and `hand_out` are for subclasses: what becomes of a
-    NumPy view, and of a batch's arrays.
+    Every rank of the group makes the feed with the same arguments (`iterator` and `view` apart) and takes every batch;
+    the feed ends on all of them at the same batch. Making it blocks until all ranks have (at most
+    `config.start_timeout_s`); ConfigError, the same on every rank, if they disagree. `view` is the part of each batch
+    that this rank takes; parts that are no slices are copied into memory of this process. `wrap` and `hand_out` are for
+    subclasses: what becomes of a NumPy view, and of a batch's arrays.
     """
 
     def __init__(
@@ -59,12 +61,18 @@ class Feed(Generic[Array]):
         data_size: int = 1,
         seed: int = 1234,
         config: FeedConfig | None = None,
+        view: View | None = None,
         wrap: Callable[[Any], Array] = lambda array: array,
         hand_out: Callable[[dict[str, Array]], dict[str, Array]] | None = None,
     ) -> None:
         self.config = config or FeedConfig()
         self._hold = self.config.hold
         self._wrap, self._hand_out = wrap, hand_out or (_copies if self.config.owned else None)
+        self._cutter: Cutter[Array] | None = None
+        self._cut_slot_bytes = 0
+        if view is not None and not view.takes_everything:
+            self._cutter = Cutter(view, num_buffers=self._hold, wrap=wrap)
+            self._wrap = lambda array: array  # a view is cut from NumPy arrays, and wrapped afterwards
         self._ring: RingReader[Array] | None = None
         self._ended: HeadraceError | StopIteration | None = None
         self._num_delivered = 0
@@ -88,6 +96,7 @@ class Feed(Generic[Array]):
                 data_size=data_size,
                 seed=seed,
                 config=self.config,
+                parts=(view or View()).shared_terms,
                 resources=resources,
             )
             unless_joined.pop_all()
@@ -121,6 +130,8 @@ class Feed(Generic[Array]):
             self._num_delivered = index = self._num_delivered + 1
             self.oldest_valid = index - self._hold
             arrays = ring.arrays(delivery)
+            if self._cutter is not None:
+                arrays, counts = self._cut(self._cutter, ring, arrays, counts)
             metadata: Metadata | None = None
             lender: Lender = self
             if counts[5] or self._hand_out is not None:
@@ -129,6 +140,16 @@ class Feed(Generic[Array]):
         except Exception:
             self._check_open()  # whatever breaks when another thread closes this feed meanwhile, that is why
             raise
+
+    def _cut(
+        self, cutter: Cutter[Array], ring: RingReader[Array], arrays: Mapping[str, Any], counts: tuple[int, ...]
+    ) -> tuple[dict[str, Array], tuple[int, ...]]:
+        """This rank's part, and the counts with the longest segment as it is laid out there."""
+        if ring.slot_bytes != self._cut_slot_bytes:
+            cutter.forget()
+            self._cut_slot_bytes = ring.slot_bytes
+        part, max_seqlen = cutter.cut(arrays, counts[1])
+        return part, (counts[0], max_seqlen, *counts[2:])
 
     def _unusual(
         self, ring: RingReader[Array], delivery: _native.Delivery, arrays: dict[str, Array]

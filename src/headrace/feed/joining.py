@@ -194,9 +194,13 @@ def join(
     data_size: int,
     seed: int,
     config: FeedConfig,
+    parts: str,
     resources: contextlib.ExitStack,
 ) -> Membership:
-    """Exchange cards with the other ranks; ConfigError, the same on every rank, unless they agree. Blocks."""
+    """Exchange cards with the other ranks; ConfigError, the same on every rank, unless they agree. Blocks.
+
+    `parts`: what the views of all ranks must have in common.
+    """
     with agreement.telling_others(rank, rendezvous, timeout_s=config.start_timeout_s):
         _check_arguments(
             source, iterator, writer_rank, ranks=ranks, rank=rank, data_rank=data_rank, data_size=data_size
@@ -208,6 +212,7 @@ def join(
             "data_rank": str(data_rank),
             "data_size": str(data_size),
             "seed": str(seed),
+            "the views": parts,
         }
         terms |= {field.name: repr(getattr(config, field.name)) for field in dataclasses.fields(config)}
         listener, invitation = handover.listen()

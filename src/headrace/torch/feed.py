@@ -15,6 +15,7 @@ from headrace.errors import ConfigError
 from headrace.feed import Alone, FeedConfig, Source
 from headrace.feed import Feed as ArrayFeed
 from headrace.feed.agreement import telling_others
+from headrace.packing import View
 from headrace.torch.group import Group, StoreRendezvous, members_of
 
 DEFAULTS = FeedConfig()
@@ -36,7 +37,8 @@ class Feed(ArrayFeed[torch.Tensor]):
 
     `device="cpu"`: tensors are views into the ring, valid while the batch is one of the last `hold` batches, or copies
     with `owned=True`. Another device: copies there, complete when the batch is handed out. Boundaries and counts are
-    host ints either way. Other settings are FeedConfig's. The ranks' global random state is never touched.
+    host ints either way. `view` is the part of each batch that this rank takes (headrace.packing.View), its own on
+    every rank. Other settings are FeedConfig's. The ranks' global random state is never touched.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class Feed(ArrayFeed[torch.Tensor]):
         data_size: int | None = None,
         seed: int = 1234,
         device: torch.device | str = "cpu",
+        view: View | None = None,
         config: FeedConfig | None = None,
         **settings: Any,
     ) -> None:
@@ -75,6 +78,7 @@ class Feed(ArrayFeed[torch.Tensor]):
             data_size=data_size,
             seed=seed,
             config=config,
+            view=view,
             wrap=as_tensor,
             hand_out=partial(_copied, device=self.device) if copies else None,
         )
