@@ -8,7 +8,10 @@ import typer
 from rich.console import Console
 
 from headrace.cli import bench
+from headrace.cli.compare import compare
+from headrace.cli.demo import demo
 from headrace.cli.inspect import inspect
+from headrace.cli.tune import tune
 from headrace.errors import ConfigError, FormatError, HeadraceError
 
 EXIT_FAILED = 1
@@ -21,7 +24,10 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.command("demo")(demo)
 app.command("inspect")(inspect)
+app.command("compare")(compare)
+app.command("tune")(tune)
 app.add_typer(bench.app, name="bench")
 
 

@@ -69,8 +69,8 @@ def compare_runs(a: Job, b: Job, *, smallest_effect: float = 0.01) -> RunCompari
     ]
     metrics += [compare_metric(name, "s", "lower", a, b, phase_seconds(name), smallest_effect) for name in PHASES]
     metrics += [
-        plain_metric("peak reserved memory", "bytes", a.peak_reserved_bytes, b.peak_reserved_bytes),
-        plain_metric("peak resident memory", "bytes", a.peak_rss_bytes, b.peak_rss_bytes),
+        plain_metric("peak reserved", "bytes", a.peak_reserved_bytes, b.peak_reserved_bytes),
+        plain_metric("peak resident", "bytes", a.peak_rss_bytes, b.peak_rss_bytes),
     ]
     deciding = next((metric for metric in metrics[:3] if metric.ratio is not None), metrics[2])
     linear, strong = scaling(a, b)
@@ -84,7 +84,7 @@ def compare_runs(a: Job, b: Job, *, smallest_effect: float = 0.01) -> RunCompari
         differences=differing_facts(a.recorded_facts, b.recorded_facts),
         linearity=linear,
         strong_scaling=strong,
-        notes=tuple(f"{name}: {note}" for name, job in (("A", a), ("B", b)) for note in job.notes),
+        notes=tuple(f"{name}: {note}" for name, job in (("A", a), ("B", b)) for note in (*job.notes, *busy(job))),
     )
 
 
@@ -179,6 +179,17 @@ def differing_facts(a: RunFacts, b: RunFacts) -> tuple[str, ...]:
             if one != other:
                 found.append(f"{name.replace('_', ' ')}: {one} and {other}")
     return tuple(found)
+
+
+def busy(job: Job) -> tuple[str, ...]:
+    """A machine that was already full when the run started measured somebody else's work, too."""
+    environment = job.recorded_facts.environment
+    if environment is None or environment.load_average is None:
+        return ()
+    load, cores = environment.load_average[0], len(environment.affinity)
+    if load <= cores:
+        return ()
+    return (f"load average {load:.1f} on {cores} cores when it started: what else ran there is in its times",)
 
 
 def scaling(a: Job, b: Job) -> tuple[Linearity | None, StrongScaling | None]:

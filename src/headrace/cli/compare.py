@@ -1,0 +1,98 @@
+"""`headrace compare A B`: two recorded runs side by side, each figure with its interval and a verdict it can bear."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from headrace.cli.document import check_writable, write_document
+from headrace.errors import ConfigError
+from headrace.measure.compare import MetricComparison, RunComparison, compare_runs
+from headrace.measure.job import join_ranks
+from headrace.measure.linearity import Linearity
+from headrace.measure.memory import in_gib
+from headrace.measure.record import read_run
+
+RECORD_VERSION = 1
+COLOURS = {"better": "green", "worse": "red", "cannot tell": "yellow"}
+
+
+def compare(
+    run_a: Annotated[Path, typer.Argument(metavar="A", help="Records of the run to compare with: a folder or a file.")],
+    run_b: Annotated[Path, typer.Argument(metavar="B", help="Records of the run to judge.")],
+    smallest_effect: Annotated[
+        float, typer.Option(help="Differences below this fraction are neither better nor worse.")
+    ] = 0.01,
+    json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the same as JSON.")] = None,
+) -> None:
+    """Is run B better than run A, worse, or can it not be told? With linearity when they differ in size."""
+    check_writable(json)
+    if not 0.0 <= smallest_effect < 1.0:
+        raise ConfigError(f"--smallest-effect is a fraction such as 0.01, got {smallest_effect}")
+    found = compare_runs(join_ranks(read_run(run_a)), join_ranks(read_run(run_b)), smallest_effect=smallest_effect)
+    print_comparison(Console(), found)
+    write_document(json, {"version": RECORD_VERSION, "kind": "compare"} | asdict(found))
+
+
+def print_comparison(console: Console, found: RunComparison) -> None:
+    """The table, what ran differently, and the verdict in one line."""
+    table = Table(title=f"A {found.run_a}   B {found.run_b}", title_justify="left", box=SIMPLE_HEAD)
+    for column in ("", "A", "B", "B / A", "95 % interval", "B is"):
+        to_the_left = column in ("", "B is")
+        table.add_column(column, justify="left" if to_the_left else "right", no_wrap=column != "B is")
+    for metric in found.metrics:
+        table.add_row(*row(metric))
+    console.print(table)
+    for difference in found.differences:
+        console.print(f"different: {difference}", markup=False)
+    if found.linearity is not None:
+        console.print(linearity_text(found.linearity), markup=False)
+    if found.strong_scaling is not None and found.strong_scaling.speedup is not None:
+        strong = found.strong_scaling
+        console.print(f"strong scaling: speedup {strong.speedup:.2f}, efficiency {strong.efficiency:.1%}", markup=False)
+    for note in found.notes:
+        console.print(f"note: {note}", markup=False)
+    console.print(
+        f"verdict: {found.verdict} (by {found.decided_by}; differences under {found.smallest_effect:.1%} do not count; "
+        "one run each: what differs between two starts is not in the intervals)",
+        style=COLOURS[found.verdict],
+        markup=False,
+    )
+
+
+def row(metric: MetricComparison) -> tuple[str, ...]:
+    """One line of the table; without a ratio the last column says why."""
+    values = (in_unit(metric.a, metric.unit), in_unit(metric.b, metric.unit))
+    if metric.ratio is None or metric.ratio.low is None or metric.ratio.high is None:
+        estimate = "" if metric.ratio is None or metric.ratio.estimate is None else f"{metric.ratio.estimate:.3f}"
+        return (metric.name, *values, estimate, "", metric.reason or "cannot tell")
+    interval = f"{metric.ratio.low:.3f}..{metric.ratio.high:.3f}"
+    colour = COLOURS[metric.verdict]
+    return (metric.name, *values, f"{metric.ratio.estimate:.3f}", interval, f"[{colour}]{metric.verdict}[/{colour}]")
+
+
+def in_unit(value: float | None, unit: str) -> str:
+    """A number for people: times in ms, memory in GiB, rates with separators."""
+    if value is None:
+        return "-"
+    if unit == "s":
+        return f"{value * 1e3:,.3f} ms"
+    return in_gib(value) if unit == "bytes" else f"{value:,.1f} {unit}"
+
+
+def linearity_text(found: Linearity) -> str:
+    """Linearity in one sentence, with what keeps it from meaning what it seems to."""
+    if found.value is None:
+        return f"linearity: not known, {found.reason}"
+    text = f"linearity {found.kind}: {found.value:.3f} of {found.units:g} times the throughput ({found.finding})"
+    if found.superlinear:
+        text += "; above 1: caches, smaller optimizer shards, or noise"
+    if found.differences:
+        text += "; not the same in both runs: " + "; ".join(found.differences)
+    return text
