@@ -1,0 +1,91 @@
+"""What the user decides about a demo run, and how long each part of it is. Plain data: no torch here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from headrace.errors import ConfigError
+
+ModelKind: TypeAlias = Literal["llama", "moe"]
+
+WARMUP_STEPS = 3
+"""The first steps allocate and compile; they are run and not counted."""
+LOSS_STEPS = 8
+"""Steps of each training that is compared bit by bit."""
+BLOCK_ROUNDS = 8
+"""Blocks per feed. A 95 % interval needs at least 6 (headrace.measure.statistics.MIN_BLOCKS)."""
+TRACED_STEPS = 6
+PROFILER_WARMUP_STEPS = 1
+"""The profiler's own start is slow; this step is run under it and not written."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DemoSettings:
+    """The defaults keep a run under four minutes on two cores and the broadcast's cost visible."""
+
+    tp: int = 2
+    """Ranks: one tensor-parallel group on this machine."""
+    steps: int = 32
+    """Steps in which every feed delivers. The blocks together are a little longer."""
+    seq_length: int = 2048
+    micro_batch_size: int = 1
+    model: ModelKind = "llama"
+    seed: int = 1234
+    trace_dir: str | None = None
+    """Also write one profiler trace per rank into this folder."""
+    slow_rank: int | None = None
+    """This rank sleeps `slow_ms` in each traced step, and only there."""
+    slow_ms: float = 50.0
+
+    def __post_init__(self) -> None:
+        for name in ("tp", "steps", "seq_length", "micro_batch_size"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.model not in ("llama", "moe"):
+            raise ConfigError(f"model must be llama or moe, got {self.model!r}")
+        if self.slow_rank is not None and self.trace_dir is None:
+            raise ConfigError("a slow rank is planted in traced steps only: name a folder with --trace as well")
+        if self.slow_rank is not None and not 0 <= self.slow_rank < self.tp:
+            raise ConfigError(f"slow_rank must be one of the {self.tp} ranks 0 to {self.tp - 1}, got {self.slow_rank}")
+        if self.slow_ms <= 0:
+            raise ConfigError(f"slow_ms must be positive, got {self.slow_ms:g}")
+
+    @property
+    def block_steps(self) -> int:
+        """Steps of one block."""
+        return max(1, self.steps // 16)
+
+    @property
+    def loss_steps(self) -> int:
+        return min(LOSS_STEPS, self.steps)
+
+    @property
+    def num_batches(self) -> int:
+        """Batches that each feed must be able to deliver in one go."""
+        return WARMUP_STEPS + self.steps + BLOCK_ROUNDS * self.block_steps + self.num_traced_steps
+
+    @property
+    def num_traced_steps(self) -> int:
+        """Steps under the profiler, the one that is not written included."""
+        return 0 if self.trace_dir is None else PROFILER_WARMUP_STEPS + TRACED_STEPS
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Corpus:
+    """The token store that a run reads."""
+
+    prefix: str
+    documents: int
+    tokens: int
+    vocab_size: int
+    eod: int | None
+    """The id that ends documents, None where the store does not say."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkOrder:
+    """What the ranks are told, through a file in the run's folder."""
+
+    settings: DemoSettings
+    corpus: Corpus

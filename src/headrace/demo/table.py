@@ -1,0 +1,93 @@
+"""The document for people: one column per feed, then what it comes to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from headrace.demo.results import CONTENDERS
+
+Pick = Callable[[dict[str, Any]], float | None]
+
+# (name, value of a feed, format, whether less is better)
+_ROWS: tuple[tuple[str, Pick, str, bool], ...] = (
+    ("get_batch, median ms", lambda feed: feed["get_batch_ms"]["median"], "{:,.3f}", True),
+    ("get_batch, p99 ms", lambda feed: feed["get_batch_ms"]["p99"], "{:,.3f}", True),
+    ("CPU seconds", lambda feed: feed["cpu_s"], "{:,.3f}", True),
+    ("host RAM, MB", lambda feed: feed["host_rss_mb"], "{:,.1f}", True),
+    ("bytes read", lambda feed: feed["bytes_read"], "{:,.0f}", True),
+    ("step, median ms", lambda feed: feed["step_ms"]["median"], "{:,.1f}", True),
+    ("tokens/s", lambda feed: feed["tokens_per_s"], "{:,.0f}", False),
+    ("tokens/day", lambda feed: feed["tokens_per_day"], "{:,.0f}", False),
+)
+_PHASES = ("data", "forward", "backward", "optimizer", "other")
+
+
+def print_table(document: dict[str, Any], console: Console) -> None:
+    """The best of each row is bold, whoever it is."""
+    table = Table(title=_title(document), caption=_caption(document), title_justify="left", caption_justify="left")
+    table.add_column("")
+    for name in CONTENDERS:
+        table.add_column(name, justify="right")
+    feeds = [document["feeds"][name] for name in CONTENDERS]
+    for label, pick, pattern, less_is_better in _ROWS:
+        values = [pick(feed) for feed in feeds]
+        known = [value for value in values if value is not None]
+        best = (min if less_is_better else max)(known) if len(set(known)) > 1 else None
+        table.add_row(label, *(_cell(value, pattern, bold=value is not None and value == best) for value in values))
+    table.add_section()
+    for phase in _PHASES:
+        table.add_row(f"{phase}, median ms", *(_cell(feed["phases_ms"][phase], "{:,.2f}") for feed in feeds))
+    console.print(table)
+    for line in conclusions(document):
+        console.print(line, highlight=False, soft_wrap=True)
+
+
+def conclusions(document: dict[str, Any]) -> list[str]:
+    """What the figures come to, a sentence each."""
+    gain = document["throughput_gain"]
+    limits = "no interval"
+    if gain["low"] is not None:
+        limits = f"{gain['level']:.0%} interval {gain['low']:+.2%} to {gain['high']:+.2%}"
+    possible = document["possible_gain"]
+    losses = document["losses"]
+    return [
+        f"get_batch of the slowest rank: {document['get_batch_reduction']:.1%} less than with the broadcast",
+        f"the broadcast's get_batch is {document['get_batch_share']:.2%} of its step; without it, "
+        f"{'nothing can be said' if possible is None else f'{possible:+.2%} throughput is possible'}, "
+        f"of which headrace realises {document['realised_share']:.1%} by these times",
+        f"throughput of whole blocks: {gain['value']:+.2%} ({limits}): {gain['verdict']}",
+        f"batches of all feeds on all ranks identical, byte for byte: {_yes(document['identical_batches'])}",
+        f"losses of trainings from one seed identical, bit by bit: {_yes(document['identical_losses'])} "
+        f"({losses[0]:.4f} -> {losses[-1]:.4f} in {len(losses)} steps)",
+    ]
+
+
+def _title(document: dict[str, Any]) -> str:
+    return (
+        f"{document['model']}, {document['parameters'] / 1e6:.1f} M parameters, TP={document['tp']}, "
+        f"{document['micro_batch_size']} x {document['seq_length']} tokens per step, {document['steps']} steps"
+    )
+
+
+def _caption(document: dict[str, Any]) -> str:
+    environment = document["environment"]
+    return (
+        f"{document['corpus']['documents']:,} documents, {document['corpus']['tokens']:,} tokens; "
+        f"{environment['backend']} on {environment['device']}, {len(environment['affinity'])} cores; times are the "
+        "slowest rank's; RAM, bytes and CPU are the feed's own, all ranks together"
+    )
+
+
+def _cell(value: float | None, pattern: str, *, bold: bool = False) -> str:
+    if value is None:
+        return "not seen"
+    text = pattern.format(value)
+    return f"[bold]{text}[/bold]" if bold else text
+
+
+def _yes(truth: bool) -> str:
+    return "yes" if truth else "NO"
