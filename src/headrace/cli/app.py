@@ -10,7 +10,6 @@ from rich.console import Console
 from headrace.cli import bench
 from headrace.cli.compare import compare
 from headrace.cli.demo import demo
-from headrace.cli.demo import demo
 from headrace.cli.inspect import inspect
 from headrace.cli.tune import tune
 from headrace.errors import ConfigError, FormatError, HeadraceError
@@ -25,7 +24,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command("demo")(demo)
 app.command("demo")(demo)
 app.command("inspect")(inspect)
 app.command("compare")(compare)
