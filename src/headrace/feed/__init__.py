@@ -8,6 +8,7 @@ hosting.py        bringing a ring up and filling it    producer.py     one batch
 production.py     what a source is to the producer     items.py        an iterable of dicts
 packed_tokens.py  a token store                        shard.py        a source, opened for one shard
 resume.py         continuing from a checkpoint         stats.py        who waited for whom
+virtual_stages.py one feed for several chunks of layers
 """
 
 from headrace.feed.batch import Batch

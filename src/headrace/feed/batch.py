@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -89,6 +89,11 @@ class Batch(Mapping[str, Array]):
 
     def __repr__(self) -> str:
         return f"Batch(index={self.index}, fields={list(self)}, num_documents={self.num_documents})"
+
+    def with_fields(self, names: Collection[str]) -> Batch[Array]:
+        """The same batch, of which only these arrays show."""
+        arrays = {name: array for name, array in self._arrays.items() if name in names}
+        return Batch(arrays, self.index, self._counts, self._lender, self._slot, self._metadata)
 
     @property
     def consumed_samples(self) -> int:

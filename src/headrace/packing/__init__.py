@@ -19,12 +19,12 @@ from headrace.packing.context_parallel import (
     row_index,
 )
 from headrace.packing.conventions import check_boundaries, read_boundaries
-from headrace.packing.cutting import Cutter, take_view
+from headrace.packing.cutting import Cutter, is_needed, take_view
 from headrace.packing.layouts import LAYOUTS, batch_spec
 from headrace.packing.packer import PackCounts, Packer, pack
 from headrace.packing.prediction import moved_boundaries, moved_left, positions_after_moving
 from headrace.packing.rules import PackRules
-from headrace.packing.stages import stage_keys, stage_of, stages_of
+from headrace.packing.stages import Schedule, Stage, keys_of_stages, stage_keys, stage_of, stages_of
 from headrace.packing.view import View
 
 __all__ = [
@@ -33,12 +33,16 @@ __all__ = [
     "PackCounts",
     "PackRules",
     "Packer",
+    "Schedule",
+    "Stage",
     "View",
     "actual_seq_len_from_cu_seqlens",
     "batch_spec",
     "check_boundaries",
     "cu_seqlens_from_actual_seq_len",
     "document_index",
+    "is_needed",
+    "keys_of_stages",
     "local_boundaries",
     "moved_boundaries",
     "moved_left",

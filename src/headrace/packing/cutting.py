@@ -11,7 +11,7 @@ like the tokens, the source's own among them; everything else that no stage know
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -68,7 +68,7 @@ class Cutter(Generic[Array]):
 
     def __init__(self, view: View, *, num_buffers: int = 1, wrap: Callable[[Any], Array] = lambda array: array) -> None:
         self.view = view
-        self._passing = view.keys | {"an extra"}
+        self._keys = view.keys
         self._wrap = wrap
         self._buffers = Buffers(num_buffers, wrap)
         self._scratch: Buffers[npt.NDArray[Any]] = Buffers(1, lambda array: array)
@@ -82,7 +82,7 @@ class Cutter(Generic[Array]):
         ConfigError if the batch cannot be cut this way: see headrace.packing.context_parallel and conventions.
         """
         view = self.view
-        wanted = {name: array for name, array in arrays.items() if ROLES.get(name, "an extra") in self._passing}
+        wanted = {name: array for name, array in arrays.items() if is_needed(name, self._keys)}
         if view.cp_size == 1 and view.mtp_depth == 0:
             return {name: self._known(array) for name, array in wanted.items()}, max_seqlen
         shape = _tokens_of(arrays).shape
@@ -218,6 +218,11 @@ class Cutter(Generic[Array]):
                 )
             padded = already_padded
         return _Plan(runs=runs, num_runs=num_runs, shape=(1, length), padded=padded, max_seqlen=longest)
+
+
+def is_needed(name: str, keys: Collection[str]) -> bool:
+    """Whether a field, by its name in any layout, belongs to `keys` (Megatron's names). What no stage knows does."""
+    return name not in ROLES or ROLES[name] in keys
 
 
 def take_view(batch: Mapping[str, Any], view: View) -> dict[str, Any]:
