@@ -3,9 +3,9 @@
     first, second = virtual_stages(feed, stages_of(pp_rank, pp_size, virtual_size=2))
 
 The ring delivers once; what one chunk has taken is kept for the others. An interleaved schedule lets the first chunk
-run ahead of the last by `pp_size * (virtual_size - 1)` micro batches or a few more: that many must stay valid, so `hold`
-is the lead plus one, or the feed hands out copies (`owned=True`). A chunk that comes too late gets FeedClosed, which
-says so.
+run ahead of the last by `pp_size * (virtual_size - 1)` micro batches or a few more: that many must stay valid, so
+`hold` is the lead plus one, or the feed hands out copies (`owned=True`). A chunk that comes too late gets FeedClosed,
+which says so.
 """
 
 from __future__ import annotations
