@@ -1,0 +1,77 @@
+"""Who wrote this trace? Rank, world and groups from the envelope of a Kineto trace, and ranks from file names."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from headrace.traces.timeline import Group
+
+_RANK_IN_NAME = re.compile(r"(?:^|[^a-z])rank[-_]?(\d+)(?!\d)", re.IGNORECASE)
+_INTEGERS = re.compile(r"\d+")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DistributedInfo:
+    """`distributedInfo` of a trace; all None or empty where the trace has none (one process, old torch, a daemon)."""
+
+    rank: int | None
+    world_size: int | None
+    backend: str | None
+    groups: tuple[Group, ...]
+
+
+def read_distributed_info(envelope: dict[str, Any]) -> DistributedInfo:
+    """Tolerates what exists in the wild: the whole object or any list in it as a string, fields missing."""
+    info = _unquoted(envelope.get("distributedInfo"))
+    if not isinstance(info, dict):
+        info = {}
+    config = _unquoted(info.get("pg_config"))
+    groups = [_group(entry) for entry in config if isinstance(entry, dict)] if isinstance(config, list) else []
+    return DistributedInfo(
+        rank=_integer(info.get("rank")),
+        world_size=_integer(info.get("world_size")),
+        backend=info.get("backend") if isinstance(info.get("backend"), str) else None,
+        groups=tuple(group for group in groups if group.ranks),
+    )
+
+
+def parse_ranks(value: object) -> tuple[int, ...] | None:
+    """Ranks from a list or from its text; None when there are none or the text was cut ("[0, 1, ..., 511]")."""
+    if isinstance(value, (list, tuple)):
+        return tuple(rank for rank in value if isinstance(rank, int)) or None
+    if isinstance(value, str) and value.lstrip()[:1] in {"[", "("} and "..." not in value:
+        return tuple(int(digits) for digits in _INTEGERS.findall(value)) or None
+    return None
+
+
+def rank_in_name(path: Path) -> int | None:
+    """rank_3.json, rank-3.x.json, host_rank3.json.gz; the parent folder's name counts too (rank0_ascend_pt)."""
+    for name in (path.name, path.parent.name):
+        if found := _RANK_IN_NAME.search(name):
+            return int(found.group(1))
+    return None
+
+
+def _group(entry: dict[str, Any]) -> Group:
+    label = entry.get("pg_name", entry.get("uid", ""))
+    return Group(name=str(label), ranks=tuple(sorted(parse_ranks(entry.get("ranks")) or ())))
+
+
+def _unquoted(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    try:
+        return msgspec.json.decode(value)
+    except msgspec.DecodeError:
+        return None
+
+
+def _integer(value: object) -> int | None:
+    if isinstance(value, str) and value.lstrip("-").isdigit():
+        value = int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None

@@ -1,0 +1,238 @@
+"""Streams the events of a trace file in batches: plain or gzip, whole or broken, of any size, in bounded memory.
+
+A profiler's JSON is one object around a very long array (`traceEvents`), or just the array (Ascend's trace_view.json):
+
+    { "schemaVersion": 1, ..., "traceEvents": [ {event}, {event}, ... ], "traceName": "...", ... }
+      `------- head ---------------'            `-- a window at a time'    `------ tail ---------'
+
+Only one window is held. It is cut at its last `}, {` and decoded in place with typed structs that skip every unknown
+field. A wrong cut cannot pass unseen: inside a string or a nested list the decoder refuses what it gets. A batch that
+is refused is taken apart event by event; events that cannot be decoded alone are skipped and counted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from headrace.errors import FormatError
+from headrace.traces.byte_source import ByteSource, open_bytes
+
+EventT = TypeVar("EventT")
+
+WINDOW_BYTES = 1 << 20
+"""Bytes decoded at once. It fits the second-level cache: 8 MiB windows cost a third more time, smaller ones no less."""
+
+MAX_HELD_BYTES = 64 << 20
+"""No event, head or tail of a trace is longer; it bounds what a malformed file can make us hold."""
+
+MAX_GLUED = 4
+"""Pieces rejoined where something that looks like the border of two events lay inside one."""
+
+_ARRAY_START = re.compile(rb'"traceEvents"\s*:\s*\[|\A\s*\[')
+_BORDER = re.compile(rb"\}\s*,\s*\{")
+_BORDER_BEFORE_KEY = re.compile(rb'(?<=\})\s*,\s*(?=\{\s*"(?:ph|name|cat|pid|tid|ts|dur|id|bp|s|args)"\s*:)')
+_ARRAY_END = re.compile(rb'(?:(?<=\})|\A)\s*\](?=\s*(?:,\s*"|\}|\Z))')
+_SEPARATORS = b" \t\r\n,"
+
+_OPEN, _CLOSE = ord("["), ord("]")
+
+
+class EventFile(Generic[EventT]):
+    """Iterate once over batches (lists) of decoded events; afterwards `envelope`, `skipped`, `truncated` are complete.
+
+    `event_types` are what an array element may be decoded as: the first that fits a whole batch is used, so a narrow
+    and fast one may stand before a general one. `msgspec.Raw` fields point into the window and hold only until the
+    next batch. Raises FormatError for a file that is no trace or cannot be read.
+    """
+
+    def __init__(self, path: Path, *event_types: type[EventT], window_bytes: int = WINDOW_BYTES) -> None:
+        self.path = path
+        self.envelope: dict[str, Any] = {}
+        """All but the events. Complete only after the iteration: baseTimeNanoseconds may stand at the end."""
+        self.skipped = 0
+        """Events that could not be decoded: bad escapes, raw quotes, wrong encoding, cut off at the end of the file."""
+        self.truncated = False
+        """The file ends before its array does (the process was killed while writing, or a copy was cut)."""
+        self._decoders = [msgspec.json.Decoder(list[event_type]) for event_type in event_types]  # type: ignore[valid-type]
+        self._head = b""
+        self._window_bytes = window_bytes
+
+    def __iter__(self) -> Iterator[list[EventT]]:
+        with open_bytes(self.path) as source:
+            window = _Window(source, self._window_bytes)
+            self._read_head(window)
+            while window.fill():
+                border = window.last_border()
+                if border is None:
+                    window.grow()
+                    continue
+                end, next_start = border
+                events = window.decode(self._decode, end)
+                if events is None and (ended := self._split_at_array_end(window.text())):
+                    window.drop(len(window.text()))
+                    yield ended[0]
+                    self._set_envelope(ended[1] + window.read_rest())
+                    return
+                if events is None:
+                    events, kept = self._salvage(window.text()[:end], may_continue=True)
+                    next_start = next_start if kept == end else kept
+                yield events
+                window.drop(next_start)
+            yield self._finish(window.text())
+            self.truncated |= source.damaged
+
+    def read_head(self) -> dict[str, Any]:
+        """What stands before the events; reads only that."""
+        with open_bytes(self.path) as source:
+            self._read_head(_Window(source, min(self._window_bytes, 64 << 10)))
+        self._set_envelope(b"}")
+        return self.envelope
+
+    def _read_head(self, window: _Window) -> None:
+        """Consume the file up to the array's bracket."""
+        while window.fill():
+            text = window.text()
+            if start := _ARRAY_START.search(text):
+                self._head = text[: start.end()]
+                window.drop(start.end())
+                return
+            window.grow()
+        raise FormatError(f"{self.path} is no trace: its {len(window.text()):,} bytes hold no `traceEvents`")
+
+    def _decode(self, array: bytes | memoryview) -> list[EventT] | None:
+        for decoder in self._decoders:
+            try:
+                return decoder.decode(array)
+            except (msgspec.MsgspecError, UnicodeDecodeError):
+                continue
+        return None
+
+    def _split_at_array_end(self, text: bytes) -> tuple[list[EventT], bytes] | None:
+        """(events, tail) if the array closes inside `text`: certain, because what stands before it decodes whole."""
+        for end in _ARRAY_END.finditer(text):
+            events = self._decode(b"[" + text[: end.start()] + b"]")
+            if events is not None:
+                return events, text[end.end() :]
+        return None
+
+    def _finish(self, text: bytes) -> list[EventT]:
+        """The last events, and the envelope from whatever follows them."""
+        if ended := self._split_at_array_end(text):
+            events, tail = ended
+            self.truncated = not self._set_envelope(tail)
+            return events
+        for end in _ARRAY_END.finditer(text):  # some event is broken: the array ends where a valid tail follows
+            if self._set_envelope(text[end.end() :]):
+                return self._salvage(text[: end.start()], may_continue=False)[0]
+        self.truncated = True
+        self._set_envelope(b"")
+        return self._salvage(text, may_continue=False)[0] if text.strip() else []
+
+    def _salvage(self, text: bytes, *, may_continue: bool) -> tuple[list[EventT], int]:
+        """Decode event by event; returns the good ones and how much of `text` is decided.
+
+        If the last piece is broken and the file continues, it may have been cut inside an event: it is left for the
+        next batch, where it stands first and is decided.
+        """
+        borders = [border.span() for border in _BORDER_BEFORE_KEY.finditer(text)]
+        starts = [0, *(end for _, end in borders)]
+        ends = [*(start for start, _ in borders), len(text)]
+        events: list[EventT] = []
+        piece = 0
+        while piece < len(starts):
+            for last in range(piece, min(piece + MAX_GLUED, len(starts))):
+                found = self._decode(b"[" + text[starts[piece] : ends[last]].strip(_SEPARATORS) + b"]")
+                if found is not None:
+                    events += found
+                    piece = last + 1
+                    break
+            else:
+                if may_continue and 0 < piece == len(starts) - 1:
+                    return events, starts[piece]
+                self.skipped += 1
+                piece += 1
+        return events, len(text)
+
+    def _set_envelope(self, tail: bytes) -> bool:
+        """Parse head, empty array and tail as one object. Without a valid tail the head alone is kept."""
+        if self._head.strip() == b"[":
+            return not tail.strip()
+        for closing in (tail, b"}"):
+            try:
+                self.envelope = msgspec.json.decode(self._head + b"]" + closing, type=dict[str, Any])
+            except (msgspec.MsgspecError, UnicodeDecodeError):
+                continue
+            return closing is tail
+        return False
+
+
+class _Window:
+    """The bytes at hand. Byte 0 of the buffer is kept for the `[` that makes a JSON array of them without a copy."""
+
+    def __init__(self, source: ByteSource, num_bytes: int) -> None:
+        self._source = source
+        self._buffer = bytearray(1 + num_bytes)
+        self._buffer[0] = _OPEN
+        self._end = 1
+
+    def fill(self) -> bool:
+        """Read until the buffer is full; False when the file gave nothing more."""
+        before = self._end
+        with memoryview(self._buffer) as view:
+            while self._end < len(view) and (num_bytes := self._source.read_into(view[self._end :])):
+                self._end += num_bytes
+        return self._end > before
+
+    def grow(self) -> None:
+        """Double the room: one event (or the head) is longer than the window."""
+        if len(self._buffer) > MAX_HELD_BYTES:
+            raise FormatError(
+                f"{self._source.path} is no trace: {MAX_HELD_BYTES >> 20} MiB without the border of two events"
+            )
+        # A new buffer, not a resize: Raw fields of the last batch may still point into the old one.
+        larger = bytearray(2 * len(self._buffer))
+        larger[: self._end] = self._buffer[: self._end]
+        self._buffer = larger
+
+    def text(self) -> bytes:
+        """A copy of what is at hand."""
+        return bytes(self._buffer[1 : self._end])
+
+    def drop(self, num_bytes: int) -> None:
+        """Forget the first bytes; the rest moves to the front."""
+        rest = self._buffer[1 + num_bytes : self._end]
+        self._buffer[1 : 1 + len(rest)] = rest
+        self._end = 1 + len(rest)
+
+    def read_rest(self) -> bytes:
+        """Everything left in the file, up to the bound."""
+        while self.fill() and len(self._buffer) <= MAX_HELD_BYTES:
+            self.grow()
+        return self.text()
+
+    def decode(self, decoder: Callable[[memoryview], list[EventT] | None], end: int) -> list[EventT] | None:
+        """Decode the first `end` bytes between brackets, in place: the `]` stands in for the separator behind them."""
+        position = 1 + end
+        separator, self._buffer[position] = self._buffer[position], _CLOSE
+        events = decoder(memoryview(self._buffer)[: position + 1])
+        self._buffer[position] = separator
+        return events
+
+    def last_border(self) -> tuple[int, int] | None:
+        """(end of the last event before the last border, start of the next event)."""
+        reach = 1 << 13
+        while True:
+            start = max(1, self._end - reach)
+            last = None
+            for last in _BORDER.finditer(self._buffer, start, self._end):  # noqa: B007  the last one counts
+                pass
+            if last is not None:
+                return last.start(), last.end() - 2
+            if start == 1:
+                return None
+            reach *= 16

@@ -1,0 +1,262 @@
+"""One pass over a Kineto file: the events that matter become columns, some 40 bytes each, whatever the file's size.
+
+Operators of a CPU job are kept as unions per thread: their number does not matter. A job on a device has none at all.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.traces.byte_source import open_bytes
+from headrace.traces.intervals import EMPTY, IntervalSet, merge, subtract, union
+from headrace.traces.json_events import EventFile
+from headrace.traces.kernel_names import compute_kind, is_communication
+from headrace.traces.kineto_events import (
+    DEVICE_CATEGORIES,
+    AnyJobEvent,
+    Call,
+    Copy,
+    DeviceJobEvent,
+    DriverCall,
+    Fill,
+    Kernel,
+    KernelArgs,
+    LooseEvent,
+    Operator,
+    Range,
+    arguments,
+    durations_ns,
+    starts_ns,
+)
+from headrace.traces.timeline import TaskKind
+
+Int64: TypeAlias = npt.NDArray[np.int64]
+Thread: TypeAlias = int | str | None
+
+_STEP = re.compile(r"ProfilerStep\s*#\s*(\d+)")
+_LOADING = re.compile(r"(?i)dataloader|data_?load|^#*\s*data\b|get_batch|next_batch|fetch_batch|load_batch")
+_ISSUES_COLLECTIVE = ("c10d::", "_c10d_functional::", "c10d_functional::", "_c10d_functional_autograd::")
+"""Operators that only hand a collective over or wait for it: communication, not computing."""
+
+_CPU_BACKENDS = ("gloo:", "mpi:", "ucc:")
+
+_LONG_FLOAT_STAMP = re.compile(rb'"ts"\s*:\s*"?(\d{16,})\.\d')
+_DEVICE_CATEGORY = re.compile(rb'"cat"\s*:\s*"(?:' + "|".join(sorted(DEVICE_CATEGORIES)).encode() + rb')"')
+_SNIFFED_BYTES = 256 << 10
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NamedRange:
+    """A user annotation that means something to the analysis."""
+
+    name: str
+    thread: Thread
+    start_ns: int
+    duration_ns: int
+    args: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CollectiveKernel:
+    """A collective on the device: its place among the device tasks, and what the trace says about it."""
+
+    task: int
+    name: str
+    args: KernelArgs
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KinetoColumns:
+    """The events of one file that matter. Device arrays share one length, call arrays another; times in ns."""
+
+    envelope: dict[str, Any]
+    origin_ns: int
+    """To add to every time here: stamps of 19 digits are kept relative to the first one."""
+    device_start: Int64
+    device_duration: Int64
+    device_kind: npt.NDArray[np.uint8]
+    device_correlation: Int64
+    call_start: Int64
+    call_correlation: Int64
+    collectives: tuple[CollectiveKernel, ...]
+    step_marks: tuple[tuple[int, NamedRange], ...]
+    loading: tuple[NamedRange, ...]
+    cpu_collectives: tuple[NamedRange, ...]
+    operators: dict[Thread, IntervalSet]
+    """Per thread: when an operator ran, those that only issue or await collectives left out."""
+    names_accelerator: bool
+    """Ranges such as nccl:all_reduce occur: an accelerator took part, whether its events are in the trace or not."""
+    num_events: int
+    skipped_events: int
+    truncated: bool
+
+
+def read_columns(path: Path) -> KinetoColumns:
+    """Read a Kineto file. Raises FormatError when it is no trace; broken events are counted in `skipped_events`."""
+    has_device_events, origin_us = _sniff(path)
+    file: EventFile[Any]
+    if origin_us:
+        file = EventFile(path, LooseEvent)
+    else:
+        file = EventFile(path, DeviceJobEvent if has_device_events else AnyJobEvent, LooseEvent)  # type: ignore[arg-type]
+    collector = _Collector(origin_us)
+    for batch in file:
+        collector.add(batch)
+    return collector.columns(file)
+
+
+class _Collector:
+    """Appends batches to lists of small arrays; `columns` joins them."""
+
+    def __init__(self, origin_us: int) -> None:
+        self._origin_us = origin_us
+        self._device: list[tuple[Int64, Int64, npt.NDArray[np.uint8], Int64]] = []
+        self._calls: list[tuple[Int64, Int64]] = []
+        self._num_device = 0
+        self._num_events = 0
+        self._kind_of_name: dict[str, TaskKind] = {}
+        self._collectives: list[CollectiveKernel] = []
+        self._steps: list[tuple[int, NamedRange]] = []
+        self._loading: list[NamedRange] = []
+        self._cpu_collectives: list[NamedRange] = []
+        self._names_accelerator = False
+        self._running: defaultdict[Thread, IntervalSet] = defaultdict(lambda: EMPTY)
+        self._issuing: defaultdict[Thread, IntervalSet] = defaultdict(lambda: EMPTY)
+
+    def add(self, batch: list[Any]) -> None:
+        self._num_events += len(batch)
+        if batch and isinstance(batch[0], LooseEvent):
+            batch = [event for loose in batch if (event := loose.typed(self._origin_us)) is not None]
+        calls: list[Call] = []
+        copies: list[Copy] = []
+        kernels: list[Kernel] = []
+        operators: list[Operator] = []
+        ranges: list[Range] = []
+        keep: dict[type, Callable[[Any], None]] = {
+            Kernel: kernels.append,
+            **dict.fromkeys((Call, DriverCall), calls.append),
+            **dict.fromkeys((Copy, Fill), copies.append),
+            Operator: operators.append,
+            Range: ranges.append,
+        }
+        # Two thirds are arrows and the like: they are passed over at the price of one look-up each.
+        for event in [event for event in batch if type(event) in keep]:
+            keep[type(event)](event)
+        if calls:
+            self._calls.append((starts_ns(calls), _correlations(calls)))
+        if copies:
+            self._add_device(copies, np.full(len(copies), TaskKind.COPY, dtype=np.uint8), _correlations(copies))
+        if kernels:
+            self._add_device(kernels, self._kinds(kernels), _correlations(kernels))
+        if operators:
+            self._add_operators(operators)
+        for event in ranges:
+            self._add_range(event)
+
+    def _add_device(self, events: Sequence[Kernel | Copy], kinds: npt.NDArray[np.uint8], correlations: Int64) -> None:
+        self._device.append((starts_ns(events), durations_ns(events), kinds, correlations))
+        self._num_device += len(events)
+
+    def _kinds(self, kernels: list[Kernel]) -> npt.NDArray[np.uint8]:
+        known = self._kind_of_name
+        for index, kernel in enumerate(kernels):
+            kind = known.get(kernel.name)
+            if kind is None:
+                kind = known[kernel.name] = _kind_of_kernel(kernel)
+            if kind is TaskKind.COMMUNICATION:
+                where = self._num_device + index
+                self._collectives.append(CollectiveKernel(task=where, name=kernel.name, args=kernel.args))
+        return np.array([known[kernel.name] for kernel in kernels], dtype=np.uint8)
+
+    def _add_range(self, event: Range) -> None:
+        step = _STEP.match(event.name)
+        communicates = is_communication(event.name)
+        loads = not step and not communicates and _LOADING.search(event.name) is not None
+        if not (step or communicates or loads):
+            return
+        named = NamedRange(
+            name=event.name,
+            thread=event.tid,
+            start_ns=int(starts_ns([event])[0]),
+            duration_ns=int(durations_ns([event])[0]),
+            args=arguments(event.args) if communicates else {},
+        )
+        if step:
+            self._steps.append((int(step.group(1)), named))
+        elif loads:
+            self._loading.append(named)
+        elif event.name.startswith(_CPU_BACKENDS):
+            self._cpu_collectives.append(named)
+        else:
+            self._names_accelerator = True
+
+    def _add_operators(self, events: list[Operator]) -> None:
+        per_thread: defaultdict[tuple[Thread, bool], list[Operator]] = defaultdict(list)
+        for event in events:
+            per_thread[event.tid, event.name.startswith(_ISSUES_COLLECTIVE)].append(event)
+        for (thread, issues), own in per_thread.items():
+            start_ns = starts_ns(own)
+            lane = self._issuing if issues else self._running
+            lane[thread] = merge(lane[thread], union(start_ns, start_ns + durations_ns(own)))
+
+    def columns(self, file: EventFile[Any]) -> KinetoColumns:
+        return KinetoColumns(
+            envelope=file.envelope,
+            origin_ns=self._origin_us * 1000,
+            device_start=_join(part[0] for part in self._device),
+            device_duration=_join(part[1] for part in self._device),
+            device_kind=np.concatenate([np.empty(0, np.uint8), *(part[2] for part in self._device)]),
+            device_correlation=_join(part[3] for part in self._device),
+            call_start=_join(part[0] for part in self._calls),
+            call_correlation=_join(part[1] for part in self._calls),
+            collectives=tuple(self._collectives),
+            step_marks=tuple(self._steps),
+            loading=tuple(self._loading),
+            cpu_collectives=tuple(self._cpu_collectives),
+            operators={thread: subtract(lane, self._issuing[thread]) for thread, lane in self._running.items()},
+            names_accelerator=self._names_accelerator,
+            num_events=self._num_events,
+            skipped_events=file.skipped,
+            truncated=file.truncated,
+        )
+
+
+def _sniff(path: Path) -> tuple[bool, int]:
+    """(device events are in there for sure, whole microseconds to subtract before floats touch a stamp, else 0).
+
+    Kineto writes device events last, so the tail shows them. A gzip has no cheap tail: there operators are collected
+    until a device event comes, which costs time, never truth.
+    """
+    with open_bytes(path) as source:
+        head = memoryview(bytearray(_SNIFFED_BYTES))
+        text = bytes(head[: source.read_into(head)])
+        packed = source.is_packed
+    long_stamp = _LONG_FLOAT_STAMP.search(text)
+    origin_us = int(long_stamp.group(1)) if long_stamp else 0
+    if not packed:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _SNIFFED_BYTES))
+            text = file.read()
+    return _DEVICE_CATEGORY.search(text) is not None, origin_us
+
+
+def _kind_of_kernel(kernel: Kernel) -> TaskKind:
+    if is_communication(kernel.name) or kernel.args.collective is not None:
+        return TaskKind.COMMUNICATION
+    return compute_kind(kernel.name)
+
+
+def _correlations(events: Sequence[Call | Copy | Kernel]) -> Int64:
+    return np.array([event.args.correlation for event in events], dtype=np.int64)
+
+
+def _join(parts: Iterable[Int64]) -> Int64:
+    return np.concatenate([np.empty(0, np.int64), *parts])

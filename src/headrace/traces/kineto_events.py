@@ -1,0 +1,215 @@
+"""The events of a Kineto file that matter, as msgspec sees them. Everything else never becomes more than a bare tag.
+
+  kernel, gpu_memcpy, gpu_memset   when the device worked; `correlation` leads to the call that launched it
+  *_runtime, *_driver              when the CPU called
+  user_annotation                  step marks, data loading, gloo's collectives
+  cpu_op                           computing, on CPU jobs only
+
+Time stamps come in three conventions: integer microseconds since the epoch (old), floats since the epoch (2024), and
+three decimals relative to `baseTimeNanoseconds` (now; kineto's output_json.h). All become integer nanoseconds. A float
+holds 16 digits, so "16 digits and 3 decimals" is read as text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import Any, TypeAlias
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from headrace.traces.intervals import Nanoseconds
+
+NO_ARGS = msgspec.Raw(b"{}")
+NO_DURATION = -1.0
+
+
+class Correlated(msgspec.Struct, gc=False):
+    """`args` of calls and copies."""
+
+    correlation: int = -1
+
+
+class KernelArgs(msgspec.Struct, gc=False):
+    """`args` of kernels; all but the first are there on collectives only, and not on all of them."""
+
+    correlation: int = -1
+    collective: str | None = msgspec.field(name="Collective name", default=None)
+    in_elements: int | None = msgspec.field(name="In msg nelems", default=None)
+    out_elements: int | None = msgspec.field(name="Out msg nelems", default=None)
+    group_size: int | None = msgspec.field(name="Group size", default=None)
+    dtype: str | None = None
+    group_name: str | int | None = msgspec.field(name="Process Group Name", default=None)
+    group_ranks: str | list[int] | None = msgspec.field(name="Process Group Ranks", default=None)
+    sequence: int | None = msgspec.field(name="Seq", default=None)
+
+
+class _Tagged(msgspec.Struct, gc=False, tag_field="cat"):
+    """The decoder picks the class by category and skips the fields it does not name. Fields stand in the order of
+    kineto's writer, where msgspec looks first."""
+
+
+class Kernel(_Tagged, tag="kernel"):
+    name: str = ""
+    ts: float = 0.0
+    dur: float = NO_DURATION
+    args: KernelArgs = msgspec.field(default_factory=KernelArgs)
+
+
+class Copy(_Tagged, tag="gpu_memcpy"):
+    ts: float = 0.0
+    dur: float = NO_DURATION
+    args: Correlated = msgspec.field(default_factory=Correlated)
+
+
+class Fill(Copy, tag="gpu_memset"):
+    pass
+
+
+class Call(_Tagged, tag="cuda_runtime"):
+    ts: float = 0.0
+    args: Correlated = msgspec.field(default_factory=Correlated)
+
+
+class DriverCall(Call, tag="cuda_driver"):
+    pass
+
+
+class Range(_Tagged, tag="user_annotation"):
+    name: str = ""
+    tid: int | str | None = None
+    ts: float = 0.0
+    dur: float = NO_DURATION
+    args: msgspec.Raw = NO_ARGS
+
+
+class Operator(_Tagged, tag="cpu_op"):
+    name: str = ""
+    tid: int | str | None = None
+    ts: float = 0.0
+    dur: float = NO_DURATION
+
+
+class BareOperator(_Tagged, tag="cpu_op"):
+    """Where a device computes, operators do not matter."""
+
+
+class _Arrow(_Tagged, tag="ac2g"):
+    pass
+
+
+class _OldArrow(_Tagged, tag="async_cpu_to_gpu"):
+    pass
+
+
+class _BackwardArrow(_Tagged, tag="fwdbwd"):
+    pass
+
+
+class _DeviceRange(_Tagged, tag="gpu_user_annotation"):
+    pass
+
+
+class _Frame(_Tagged, tag="python_function"):
+    pass
+
+
+class _Span(_Tagged, tag="Trace"):
+    pass
+
+
+_Passed: TypeAlias = _Arrow | _OldArrow | _BackwardArrow | _DeviceRange | _Frame | _Span
+DeviceJobEvent: TypeAlias = Kernel | Copy | Fill | Call | DriverCall | Range | BareOperator | _Passed
+AnyJobEvent: TypeAlias = Kernel | Copy | Fill | Call | DriverCall | Range | Operator | _Passed
+"""Unions for the decoder: fast, but only for the categories listed here and numbers as time stamps."""
+
+Event: TypeAlias = Kernel | Copy | Call | Range | Operator
+
+
+class LooseEvent(msgspec.Struct, gc=False):
+    """Any event at all: categories of other vendors, events without one, stamps as text. Slower, never refused."""
+
+    cat: str | None = None
+    name: str | None = None
+    tid: int | str | None = None
+    ts: msgspec.Raw = msgspec.Raw(b"0")
+    dur: msgspec.Raw = msgspec.Raw(b"-1")
+    args: msgspec.Raw = NO_ARGS
+
+    def typed(self, origin_us: int) -> Event | None:
+        """The event as its own class, its start relative to `origin_us`; None for what does not matter."""
+        kind = _CLASS_OF_CATEGORY.get(self.cat or "")
+        if kind is None:
+            return None
+        start_us, duration_us = _microseconds(self.ts, origin_us), _microseconds(self.dur, 0)
+        if start_us is None or duration_us is None:
+            return None
+        name = self.name or ""
+        if kind is Kernel:
+            return Kernel(name=name, ts=start_us, dur=duration_us, args=_kernel_args(self.args))
+        if kind is Range:
+            return Range(name=name, tid=self.tid, ts=start_us, dur=duration_us, args=self.args)
+        if kind is Operator:
+            return Operator(name=name, tid=self.tid, ts=start_us, dur=duration_us)
+        correlation = arguments(self.args).get("correlation")
+        args = Correlated(correlation if isinstance(correlation, int) else -1)
+        return Call(ts=start_us, args=args) if kind is Call else Copy(ts=start_us, dur=duration_us, args=args)
+
+
+def arguments(args: msgspec.Raw) -> dict[str, Any]:
+    """`args` as a dictionary; empty when it is none."""
+    try:
+        decoded = msgspec.json.decode(args)
+    except msgspec.MsgspecError:
+        return {}
+    return decoded if isinstance(decoded, dict) else {}
+
+
+def _kernel_args(args: msgspec.Raw) -> KernelArgs:
+    """As much of them as has the type it should have."""
+    try:
+        return msgspec.json.decode(args, type=KernelArgs)
+    except msgspec.MsgspecError:
+        correlation = arguments(args).get("correlation")
+        return KernelArgs(correlation=correlation if isinstance(correlation, int) else -1)
+
+
+def starts_ns(events: Sequence[Event]) -> Nanoseconds:
+    """Start of each event in integer nanoseconds, on the scale of its `ts`."""
+    return microseconds_to_ns(np.array([event.ts for event in events], dtype=np.float64))
+
+
+def durations_ns(events: Sequence[Kernel | Copy | Range | Operator]) -> Nanoseconds:
+    """Duration of each event in integer nanoseconds; NO_DURATION becomes negative."""
+    return microseconds_to_ns(np.array([event.dur for event in events], dtype=np.float64))
+
+
+def microseconds_to_ns(microseconds: npt.NDArray[np.float64]) -> Nanoseconds:
+    """Round to whole nanoseconds. Exact for integers below 2**53, and for three decimals below 2**43 (101 days)."""
+    whole = np.floor(microseconds)
+    return whole.astype(np.int64) * 1000 + np.rint((microseconds - whole) * 1000).astype(np.int64)
+
+
+def _microseconds(text: msgspec.Raw, origin_us: int) -> float | None:
+    digits = bytes(text).strip(b'"')
+    try:
+        return float(Decimal(digits.decode()) - origin_us) if origin_us else float(digits)
+    except (ArithmeticError, ValueError):
+        return None
+
+
+_CLASS_OF_CATEGORY: dict[str, type[Event]] = {
+    **dict.fromkeys(("kernel", "Kernel", "hpu_op", "mtia_ccp_events"), Kernel),
+    **dict.fromkeys(("gpu_memcpy", "gpu_memset", "Memcpy", "Memset"), Copy),
+    **dict.fromkeys(("cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver", "xpu_runtime", "xpu_driver"), Call),
+    **dict.fromkeys(("mtia_runtime", "glow_runtime", "privateuse1_runtime", "privateuse1_driver"), Call),
+    **dict.fromkeys(("runtime", "Runtime"), Call),
+    "user_annotation": Range,
+    **dict.fromkeys(("cpu_op", "Operator"), Operator),
+}
+
+DEVICE_CATEGORIES = frozenset(
+    category for category, kind in _CLASS_OF_CATEGORY.items() if kind is Kernel or kind is Copy
+)
