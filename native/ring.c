@@ -1,13 +1,17 @@
 /* RingWriter and RingReader: the protocol of ring.h for Python.
  *
- * A call does at most one bounded sleep and returns None when it was not enough. Deadlines, signals, who is alive and
- * what to say about it are decided in Python (shm/ring_writer.py, ring_reader.py), at most ten times a second; the ready case is one call that
- * never drops the GIL (a busy Python thread turned a 47 us wait into 5.2 ms when it did). */
+ * A call that waits sleeps in ticks, looks at signals and at the peers' pidfds after each, and returns None when it should
+ * be thought about: the time is over, a peer ended, the ring has a fate. Deadlines and what to say about it are Python's
+ * (shm/ring_writer.py, ring_reader.py), twice a second; a tick in Python cost 200 us of CPU, here it is a tenth.
+ * The ready case is one call that never drops the GIL (a busy Python thread turned a 47 us wait into 5.2 ms when it did). */
 #include "ring.h"
 
+#include <poll.h>
 #include <string.h>
 
 #include "module.h"
+
+#define TICK_NS 100000000 /* the longest single sleep: a death is known within it */
 
 typedef struct {
     PyObject_HEAD
@@ -22,6 +26,8 @@ typedef struct {
     uint64_t released; /* reader only */
     uint32_t index;    /* reader only */
     int left;          /* reader only: it has said that it reads nothing any more */
+    int num_peers;
+    struct pollfd peers[HR_MAX_READERS + 1]; /* pidfds: readable once the process has ended; not ours to close */
     int busy;          /* a thread of this process is inside a wait */
 } Ring;
 
@@ -141,6 +147,48 @@ static PyObject *ring_set_fate(Ring *self, PyObject *args) {
     return PyBool_FromLong(hr_set_fate(self->control, state));
 }
 
+static PyObject *ring_watch(Ring *self, PyObject *pidfds) {
+    if (!PyTuple_Check(pidfds) || PyTuple_Size(pidfds) > HR_MAX_READERS + 1) {
+        PyErr_Format(PyExc_ValueError, "watch takes a tuple of at most %d pidfds", HR_MAX_READERS + 1);
+        return NULL;
+    }
+    self->num_peers = 0;
+    for (Py_ssize_t i = 0; i < PyTuple_Size(pidfds); i++) {
+        long fd = PyLong_AsLong(PyTuple_GetItem(pidfds, i));
+        if (fd == -1 && PyErr_Occurred()) return NULL;
+        self->peers[self->num_peers++] = (struct pollfd){.fd = (int)fd, .events = POLLIN};
+    }
+    Py_RETURN_NONE;
+}
+
+static bool wait_for_slot(Ring *self, int64_t timeout_ns) { return hr_wait_for_slot(self->control, self->next, timeout_ns); }
+
+static bool wait_for_version(Ring *self, int64_t timeout_ns) {
+    return hr_wait_for_version(self->control, self->next, timeout_ns);
+}
+
+/* Sleep in ticks until `wait` says that it is ready (1), or something is to be thought about (0), or a signal's handler
+ * raised (-1). */
+static int wait_in_ticks(Ring *self, double timeout_s, bool (*wait)(Ring *, int64_t)) {
+    int64_t start = now_ns(), left_ns = (int64_t)(timeout_s * 1e9);
+    bool ready = false, peer_ended = false;
+    int status = 0;
+    self->busy = 1;
+    while (!ready && !peer_ended && status == 0 && left_ns > 0 && !self->left &&
+           atomic_load_explicit(&self->control->fate.state, memory_order_acquire) == HR_RUNNING) {
+        Py_BEGIN_ALLOW_THREADS
+        ready = wait(self, left_ns < TICK_NS ? left_ns : TICK_NS);
+        peer_ended = !ready && self->num_peers > 0 && poll(self->peers, (nfds_t)self->num_peers, 0) > 0;
+        Py_END_ALLOW_THREADS
+        status = PyErr_CheckSignals();
+        left_ns = start + (int64_t)(timeout_s * 1e9) - now_ns();
+    }
+    self->busy = 0;
+    self->num_waits++;
+    self->wait_ns += (uint64_t)(now_ns() - start);
+    return status < 0 ? -1 : ready;
+}
+
 static hr_descriptor *descriptor_of(Ring *self, uint64_t version) {
     return (hr_descriptor *)(self->data + version % self->control->header.num_slots * self->slot_bytes);
 }
@@ -172,17 +220,9 @@ static PyObject *writer_begin(Ring *self, PyObject *argument) {
     double timeout_s = PyFloat_AsDouble(argument);
     if ((timeout_s == -1.0 && PyErr_Occurred()) || check_open(self) < 0) return NULL;
     hr_control *control = self->control;
-    bool ready = hr_slot_is_free(control, self->next);
-    if (!ready && atomic_load(&control->fate.state) == HR_RUNNING) {
-        int64_t start = now_ns();
-        self->busy = 1;
-        Py_BEGIN_ALLOW_THREADS
-        ready = hr_wait_for_slot(control, self->next, (int64_t)(timeout_s * 1e9));
-        Py_END_ALLOW_THREADS
-        self->busy = 0;
-        self->num_waits++;
-        self->wait_ns += (uint64_t)(now_ns() - start);
-    }
+    int ready = hr_slot_is_free(control, self->next);
+    if (!ready) ready = wait_in_ticks(self, timeout_s, wait_for_slot);
+    if (ready < 0) return NULL;
     if (!ready || hr_min_released(control) == HR_LEFT || atomic_load(&control->fate.state) != HR_RUNNING) Py_RETURN_NONE;
     return PyLong_FromUnsignedLongLong(self->next % control->header.num_slots);
 }
@@ -287,24 +327,6 @@ static PyObject *delivery(Ring *self, const hr_descriptor *descriptor) {
     return result;
 }
 
-/* One bounded sleep for the next version. True: it may be read. */
-static bool wait_for_version(Ring *self, double timeout_s) {
-    hr_control *control = self->control;
-    bool ready = hr_is_published(control, self->next);
-    if (!ready && atomic_load_explicit(&control->fate.state, memory_order_acquire) == HR_RUNNING) {
-        int64_t start = now_ns();
-        self->busy = 1;
-        Py_BEGIN_ALLOW_THREADS
-        ready = hr_wait_for_version(control, self->next, (int64_t)(timeout_s * 1e9));
-        Py_END_ALLOW_THREADS
-        self->busy = 0;
-        self->num_waits++;
-        self->wait_ns += (uint64_t)(now_ns() - start);
-    }
-    /* A dead writer's batches are drained first, so that all readers stop at one version; a dead reader stops all at once. */
-    return ready && atomic_load_explicit(&control->fate.state, memory_order_acquire) < HR_READER_GONE;
-}
-
 static PyObject *reader_next(Ring *self, PyObject *argument) {
     double timeout_s = PyFloat_AsDouble(argument);
     if ((timeout_s == -1.0 && PyErr_Occurred()) || check_open(self) < 0) return NULL;
@@ -314,7 +336,11 @@ static PyObject *reader_next(Ring *self, PyObject *argument) {
     }
     uint64_t kept = self->control->header.hold - 1;
     if (self->next > kept) release_to(self, self->next - kept);
-    if (!wait_for_version(self, timeout_s)) Py_RETURN_NONE;
+    int ready = hr_is_published(self->control, self->next);
+    if (!ready) ready = wait_in_ticks(self, timeout_s, wait_for_version);
+    if (ready < 0) return NULL;
+    /* A dead writer's batches are drained first, so that all readers stop at one version; a dead reader stops all at once. */
+    if (!ready || atomic_load_explicit(&self->control->fate.state, memory_order_acquire) >= HR_READER_GONE) Py_RETURN_NONE;
     const hr_descriptor *descriptor = descriptor_of(self, self->next);
     if (descriptor->version != self->next || descriptor->num_ragged > HR_MAX_RAGGED) {
         PyErr_Format(PyExc_RuntimeError, "slot holds version %llu where %llu was published: shared memory was overwritten",
@@ -387,13 +413,14 @@ static PyGetSetDef properties[] = {
     {"state", (getter)get_state, NULL, "RUNNING, WRITER_LEFT or READER_GONE + index.", NULL},
     {"generation", (getter)get_generation, NULL, "Random number of this ring.", NULL},
     {"position", (getter)get_position, NULL, "The version this end publishes or takes next.", NULL},
-    {"num_waits", (getter)get_num_waits, NULL, "Bounded sleeps of this end.", NULL},
+    {"num_waits", (getter)get_num_waits, NULL, "Waits of this end.", NULL},
     {"wait_ns", (getter)get_wait_ns, NULL, "Time of this end spent in them.", NULL},
     {0},
 };
 
 static PyMethodDef writer_methods[] = {
     {"use_data", (PyCFunction)ring_use_data, METH_VARARGS, "use_data(mapping, slot_bytes): write into these slots from now on."},
+    {"watch", (PyCFunction)ring_watch, METH_O, "watch(pidfds): waits end early, with None, when one of these processes has ended."},
     {"begin", (PyCFunction)writer_begin, METH_O, "begin(timeout_s) -> slot of the next version, or None: not free yet, or nobody reads."},
     {"publish", (PyCFunction)(void (*)(void))writer_publish, METH_VARARGS | METH_KEYWORDS, "Publish the slot of begin; returns its version."},
     {"set_fate", (PyCFunction)ring_set_fate, METH_VARARGS, "set_fate(state): tell everybody; the first to say so wins."},
@@ -403,6 +430,7 @@ static PyMethodDef writer_methods[] = {
 
 static PyMethodDef reader_methods[] = {
     {"use_data", (PyCFunction)ring_use_data, METH_VARARGS, "use_data(mapping, slot_bytes): read these slots from now on."},
+    {"watch", (PyCFunction)ring_watch, METH_O, "watch(pidfds): waits end early, with None, when one of these processes has ended."},
     {"next", (PyCFunction)reader_next, METH_O,
      "next(timeout_s) -> (version, slot, kind, layout_id, counts, lengths) or None: hand back all but the last hold - 1 "
      "versions, then take the next one. END and ERROR leave the ring, and come again with every further call."},

@@ -47,4 +47,6 @@ def nothing_left() -> Iterator[None]:
     assert _children() <= children
     assert len(os.listdir("/proc/self/fd")) <= descriptors
     assert _our_mappings() <= mappings
-    assert not {name for name in set(os.listdir("/dev/shm")) - names if "headrace" in name}
+    # headrace_*: a benchmark of the iceoryx2 contender may run beside us, and that one does make names.
+    left = {name for name in set(os.listdir("/dev/shm")) - names if "headrace" in name}
+    assert not {name for name in left if not name.startswith("headrace_")}

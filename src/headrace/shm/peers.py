@@ -97,6 +97,16 @@ class Watch:
     def peer(self, key: int) -> Peer:
         return self._peers[key]
 
+    @property
+    def pidfds(self) -> tuple[int, ...]:
+        """The descriptors of all peers that have one; they stay the Watch's."""
+        return tuple(self._by_fd)
+
+    @property
+    def is_complete(self) -> bool:
+        """Does every peer have a pidfd?"""
+        return len(self._by_fd) == len(self._peers)
+
     def is_writer(self, key: int) -> bool:
         """Is this reader the process that writes as well? Its two pidfds need not become readable in one poll."""
         reader, writer = self._peers[key], self._peers.get(WRITER)

@@ -16,7 +16,7 @@ from headrace.shm.layout import read_blob
 from headrace.shm.peers import WRITER, Watch, start_time
 from headrace.shm.ring_writer import is_debugging
 from headrace.shm.slots import Array, ReadableSlots, split
-from headrace.shm.waiting import TICK_S, Patience, RingConfig
+from headrace.shm.waiting import TICK_S, TICK_WITHOUT_PIDFDS_S, Patience, RingConfig
 
 _KNOB = "num_slots or the micro batch"
 RESIZE = _native.RESIZE
@@ -49,6 +49,8 @@ class RingReader(Generic[Array]):
         self._ring = _native.RingReader(
             segment.attach(control_fd, writable=True, knob=_KNOB), index, pid, start_time(pid)
         )
+        self._ring.watch(watch.pidfds)
+        self._tick_s = TICK_S if watch.is_complete else TICK_WITHOUT_PIDFDS_S
         self._native: _native.RingReader | forked.Unusable = self._ring
         self._use_data(data_fd, slot_bytes)
         forked.register(self)
@@ -67,17 +69,17 @@ class RingReader(Generic[Array]):
         A delivery is (version, slot, kind, layout_id, counts, lengths). Blocks until it is there; one C call if it is.
         END and ERROR come again with every further call. PeerGone, FeedTimeout, FeedClosed.
         """
-        delivery = self._native.next(TICK_S)
+        delivery = self._native.next(self._tick_s)
         if delivery is None:
             delivery = self._wait()
         while delivery[2] == RESIZE:
             self._move()
-            delivery = self._native.next(TICK_S) or self._wait()
+            delivery = self._native.next(self._tick_s) or self._wait()
         return delivery
 
     def absorb_resize(self) -> None:
         """Take the RESIZE just published by a writer in this very process, which would wait for us otherwise."""
-        delivery = self._native.next(TICK_S)
+        delivery = self._native.next(self._tick_s)
         assert delivery is not None, "the writer has published"
         assert delivery[2] == RESIZE, "the writer has published a RESIZE"
         self._move()
@@ -124,7 +126,7 @@ class RingReader(Generic[Array]):
             while True:
                 self._check_peers()
                 patience.check()
-                delivery = self._native.next(TICK_S)
+                delivery = self._native.next(self._tick_s)
                 if delivery is not None:
                     return delivery
         except (FeedClosed, ValueError):

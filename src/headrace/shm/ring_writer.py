@@ -20,7 +20,7 @@ from headrace.shm.failure import MAX_FAILURE_BYTES
 from headrace.shm.layout import SLOT_ALIGNMENT, slot_bytes_for
 from headrace.shm.peers import WRITER, Watch, start_time
 from headrace.shm.slots import WritableSlots, split
-from headrace.shm.waiting import TICK_S, Patience, RingConfig
+from headrace.shm.waiting import TICK_S, TICK_WITHOUT_PIDFDS_S, Patience, RingConfig
 from headrace.spec import BatchSpec, align
 
 DATA, END, ERROR, RESIZE = _native.DATA, _native.END, _native.ERROR, _native.RESIZE
@@ -40,7 +40,7 @@ def is_debugging() -> bool:
 class RingWriter:
     """Owns both segments' descriptors. The readers' pidfds belong to `watch`, which is the caller's.
 
-    `check` is called with every tick of a wait, and may raise.
+    `check` is called about twice a second during a wait, and may raise.
     """
 
     def __init__(
@@ -62,6 +62,7 @@ class RingWriter:
         if self.slot_bytes > max_slot_bytes:
             raise BatchTooLarge(need=self.slot_bytes, have=max_slot_bytes)
         self._watch, self._check = watch, check
+        self._tick_s = TICK_S if watch.is_complete else TICK_WITHOUT_PIDFDS_S
         self._debug = is_debugging()
         self.control_fd = self.data_fd = -1
         try:
@@ -77,6 +78,7 @@ class RingWriter:
                 os.getpid(),
                 start_time(os.getpid()),
             )
+            self._native.watch(watch.pidfds)
             self.data_fd = segment.create("headrace-data", config.num_slots * self.slot_bytes, knob=_KNOB)
             self._use_data(self.data_fd, self.slot_bytes)
         except BaseException:
@@ -154,13 +156,13 @@ class RingWriter:
     # -- waiting -------------------------------------------------------------------------------------------------------
 
     def _wait_for_slot(self) -> int:
-        slot: int | None = self._native.begin(TICK_S)
+        slot: int | None = self._native.begin(self._tick_s)
         if slot is None:
             patience = Patience(self.config, self._describe)
             while slot is None:
                 self.check_readers()
                 patience.check()
-                slot = self._native.begin(TICK_S)
+                slot = self._native.begin(self._tick_s)
         if self._debug:
             self._poison_released()
         return slot

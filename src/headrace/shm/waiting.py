@@ -12,11 +12,13 @@ from headrace.errors import ConfigError, FeedTimeout
 
 log = logging.getLogger("headrace")
 
-# The longest single sleep. After each, signals are handled and the peers' lives looked at: a death is known within it.
-TICK_S = 0.1
+# How long the native end waits before Python thinks about it. It sleeps in ticks of 100 ms and returns at once when a
+# peer has ended, so a death is known within one of those; without pidfds each tick has to be Python's.
+TICK_S = 0.5
+TICK_WITHOUT_PIDFDS_S = 0.1
 # A tick that seems longer was spent stopped (a batch system may suspend a whole job for hours) or starved: such time
 # says nothing about the others, and counts as this much.
-_LONGEST_TICK_S = 1.0
+_LONGEST_TICK_S = 2.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
