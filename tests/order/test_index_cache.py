@@ -1,7 +1,7 @@
 """Cached index arrays: Megatron's are used, ours are used by Megatron, and nothing damaged or foreign is believed."""
 
 import os
-import stat
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.order import IndexCache, MegatronNames, MegatronOrder, OrderRules
+from headrace.order import IndexCache, MegatronNames, MegatronOrder, OrderRules, blend_megatron
+from headrace.store import StoreWriter
 
 LENGTHS = np.random.default_rng(5).integers(1, 40, 60).astype(np.int32)
 RULES = OrderRules(sequence_length=16, seed=3, num_samples=150, split="90,10")
@@ -104,12 +105,27 @@ def test_an_unwritable_folder_costs_the_cache_and_nothing_else(
     assert "index arrays are not cached in" in caplog.text
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_another_users_folder_is_read(cache: IndexCache) -> None:
-    MegatronOrder(LENGTHS, RULES, cache=cache)
-    cache.folder.chmod(stat.S_IRUSR | stat.S_IXUSR)
-    assert MegatronOrder(LENGTHS, RULES, cache=cache).from_cache
-    assert not MegatronOrder(LENGTHS, replace(RULES, seed=9), cache=cache).from_cache
+NOBODY = 65534
+
+
+def test_another_users_folder_is_read_but_not_written(cache: IndexCache, caplog: pytest.LogCaptureFixture) -> None:
+    with tempfile.TemporaryDirectory() as home:  # pytest's own folders can only be entered by their owner
+        os.chmod(home, 0o755)
+        theirs = IndexCache(Path(home) / "indices", cache.names)
+        MegatronOrder(LENGTHS, RULES, cache=theirs)
+        os.chmod(theirs.folder, 0o555)
+        root = os.geteuid() == 0
+        if root:
+            os.seteuid(NOBODY)
+        try:
+            assert MegatronOrder(LENGTHS, RULES, cache=theirs).from_cache
+            assert not MegatronOrder(LENGTHS, replace(RULES, seed=9), cache=theirs).from_cache
+        finally:
+            if root:
+                os.seteuid(0)
+        assert len(files(theirs)) == len(SUFFIXES)
+        os.chmod(theirs.folder, 0o755)
+    assert "Permission denied" in caplog.text
 
 
 def test_many_at_once_leave_one_good_set(cache: IndexCache) -> None:
@@ -156,3 +172,76 @@ def test_megatron_and_we_use_each_others_files(tmp_path: Path, split: str, num_s
     before = [path.stat().st_mtime_ns for path in files(cache)]
     assert np.array_equal(megatron().shuffle_index, MegatronOrder(LENGTHS, rules).shuffle_index)
     assert [path.stat().st_mtime_ns for path in files(cache)] == before, "Megatron built anew: it did not find ours"
+
+
+def test_two_nodes_with_folders_of_their_own_agree_without_a_word(tmp_path: Path) -> None:
+    orders = [MegatronOrder(LENGTHS, RULES, cache=IndexCache(tmp_path / node, NAMES)) for node in ("a", "b")]
+    assert_equal(*orders)
+    assert not any(order.from_cache for order in orders)
+
+
+@pytest.mark.parametrize(("weights", "num_samples"), [([3.0, 1.0], 200), (None, 40), (None, None)])
+def test_a_blend_is_kept_and_checked_too(
+    tmp_path: Path, weights: list[float] | None, num_samples: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpora = [LENGTHS, LENGTHS[:25].copy()]
+    rules = replace(RULES, split=None, num_samples=num_samples)
+    caches = [IndexCache(tmp_path / "indices")] * 2
+    first = blend_megatron(corpora, rules, weights=weights, caches=caches)
+    [path] = [path for path in files(caches[0]) if path.name.endswith("-dataset_index.npy")]
+
+    def drawn_again(*_: object) -> None:
+        raise AssertionError("drawn although it was kept")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("headrace.order.draw.draw", drawn_again)
+        patched.setattr("headrace.order.draw.exhaust", drawn_again)
+        second = blend_megatron(corpora, rules, weights=weights, caches=caches)
+    assert np.array_equal(first.corpus_index, second.corpus_index)
+
+    content = path.read_bytes()
+    for damaged in (first.corpus_index[::-1].copy(), first.corpus_index[:-1], first.corpus_index.astype(float)):
+        np.save(path, damaged)
+        again = blend_megatron(corpora, rules, weights=weights, caches=caches)
+        assert np.array_equal(first.corpus_index, again.corpus_index)
+        assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize(("weights", "num_samples"), [([3.0, 1.0], 200), (None, 40), (None, None)])
+def test_megatron_and_we_use_each_others_blends(
+    tmp_path: Path, weights: list[float] | None, num_samples: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    from .oracle import TOKENIZER, dataset_from_files
+
+    prefixes = []
+    for name, lengths in (("a", LENGTHS), ("b", LENGTHS[:25])):
+        prefixes.append(str(tmp_path / name))
+        with StoreWriter(prefixes[-1], np.uint16) as writer:
+            for length in lengths:
+                writer.add_document(np.zeros(length, np.uint16))
+    folder = tmp_path / "indices"
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)  # Megatron asks without having started it
+
+    def megatron() -> object:
+        return dataset_from_files(
+            prefixes, weights, num_samples, split="1", sequence_length=16, random_seed=3, path_to_cache=str(folder)
+        )[0]
+
+    def ours() -> object:
+        names = [MegatronNames(dataset_path=prefix, tokenizer=TOKENIZER.unique_identifiers) for prefix in prefixes]
+        rules = OrderRules(sequence_length=16, seed=3, num_samples=num_samples, split="1")
+        caches = [IndexCache(folder, of) for of in names]
+        return blend_megatron([LENGTHS, LENGTHS[:25].copy()], rules, weights=weights, caches=caches)
+
+    megatron()
+    written_by_megatron = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert len(written_by_megatron) == 2 * 4 + 3
+    times = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+    assert all(order.from_cache for order in ours().orders)
+    assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == times, "we built anew"
+    for path in folder.iterdir():
+        path.unlink()
+    ours()
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == written_by_megatron

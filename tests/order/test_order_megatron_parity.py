@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
 from headrace.order import MegatronOrder, OrderRules, blend_megatron, split_range
-from headrace.order.blend import draw, exhaust
+from headrace.order.draw import Drawing, running_numbers
 from headrace.order.sample_index import build_sample_index
 from headrace.store import StoreWriter, TokenStore
 
@@ -136,14 +136,20 @@ def test_choices_by_weight_equal_the_helper(weights: list[int], size: int) -> No
     shares = (np.array(weights, np.float64) / np.sum(np.array(weights, np.float64))).tolist()
     corpus, sample = np.zeros(size, np.int16), np.zeros(size, np.int64)
     helpers.build_blending_indices(corpus, sample, shares, len(shares), size, False)
-    assert_same(draw(shares, size), corpus)
+    drawing = Drawing(weights=shares, size=size)
+    assert_same(drawing.choices(), corpus)
+    assert_same(running_numbers(corpus, len(shares)), sample)
+    assert drawing.gives(corpus)
 
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=9))
 def test_exhaustive_choices_equal_the_helper(sizes: list[int]) -> None:
     corpus, sample = np.zeros(sum(sizes), np.int16), np.zeros(sum(sizes), np.int64)
     helpers.build_exhaustive_blending_indices(corpus, sample, sizes, len(sizes))
-    assert_same(exhaust(sizes), corpus)
+    drawing = Drawing(weights=sizes, size=None)
+    assert_same(drawing.choices(), corpus)
+    assert_same(running_numbers(corpus, len(sizes)), sample)
+    assert drawing.gives(corpus)
 
 
 @pytest.fixture(scope="module")

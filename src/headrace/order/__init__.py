@@ -6,6 +6,7 @@ sample_index.py  documents in order -> where each sample starts
 plan.py          the rules, and how many epochs and samples follow
 megatron.py      MegatronOrder: GPTDataset's order for a seed
 index_cache.py   index arrays on disk, shared with Megatron
+draw.py          which corpus of a blend comes next
 blend.py         BlendedOrder: samples drawn from several corpora by weight
 epochs.py        EpochOrder: a finite order again and again, shuffled anew
 shard.py         which samples a data rank takes, from any point on, for any number of ranks

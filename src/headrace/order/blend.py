@@ -1,11 +1,7 @@
 """Samples drawn from several corpora in given proportions: Megatron's BlendedDataset.
 
-Sample i goes to the corpus that is furthest behind its share, argmax(weight * max(i, 1) - samples drawn so far), the
-first of equals; inside a corpus samples follow each other. The same comparisons in double precision as
-build_blending_indices in megatron/core/datasets/helpers.cpp (0.16.1), built for x86-64; a build that fuses the
-multiplication with the subtraction, as compilers do for aarch64, may decide between equals differently.
-
-Each choice depends on all before it, so this is a loop: about 0.3 + 0.05 * corpora microseconds per sample.
+Which corpus comes next is drawn (draw.py); inside a corpus samples follow each other. Sizes and the order of roundings
+as in BlendedMegatronDatasetBuilder (megatron/core/datasets/blended_megatron_dataset_builder.py, 0.16.1).
 """
 
 from __future__ import annotations
@@ -15,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
 from headrace.errors import ConfigError
-from headrace.order.index_cache import IndexCache
+from headrace.order.draw import Choices, Drawing, running_numbers
+from headrace.order.index_cache import BLEND_ARRAYS, IndexCache, blend_identity
 from headrace.order.megatron import MegatronOrder
 from headrace.order.plan import IntArray, OrderRules
 from headrace.order.sample import Part, SampleOrder
@@ -36,22 +32,20 @@ class BlendedOrder:
     samples than are drawn from it, or the orders differ in `row_tokens`.
     """
 
-    def __init__(self, orders: Sequence[SampleOrder], choices: npt.NDArray[np.int16]) -> None:
+    def __init__(self, orders: Sequence[SampleOrder], choices: Choices) -> None:
         if len({order.row_tokens for order in orders}) != 1:
             raise ConfigError(f"blended corpora must agree on tokens per row, got {[o.row_tokens for o in orders]}")
         self.orders = tuple(orders)
         self.corpus_index = choices
         """Which order each sample comes from: Megatron's dataset_index."""
-        self.corpus_sample_index = np.empty(len(choices), np.int64)
+        self.corpus_sample_index = running_numbers(choices, len(orders))
         """Which sample of that order: Megatron's dataset_sample_index."""
-        for corpus, order in enumerate(orders):
-            places = np.flatnonzero(choices == corpus)
-            if len(places) > len(order):
+        for corpus, (order, drawn) in enumerate(zip(orders, np.bincount(choices, minlength=len(orders)), strict=True)):
+            if drawn > len(order):
                 raise ConfigError(
-                    f"the blend draws {len(places)} samples from corpus {corpus}, which has {len(order)}; "
+                    f"the blend draws {drawn} samples from corpus {corpus}, which has {len(order)}; "
                     "raise `surplus`, or take a larger corpus"
                 )
-            self.corpus_sample_index[places] = np.arange(len(places))
 
     @property
     def row_tokens(self) -> int:
@@ -81,72 +75,63 @@ def blend_megatron(
 
     With weights, each corpus is repeated as often as its share needs, and there may be a few samples more than asked
     for. Without, each corpus is read once at most, in proportion to its samples. A single corpus without weights is
-    not blended at all. `caches`: one per corpus. Raises ConfigError for weights that mean nothing.
+    not blended at all. `caches`: one per corpus; the first one keeps the blend as well. Raises ConfigError for weights
+    that mean nothing.
     """
     caches = caches or [None] * len(lengths_per_corpus)
     if not 1 <= len(lengths_per_corpus) <= MAX_CORPORA:
         raise ConfigError(f"a blend has 1 to {MAX_CORPORA} corpora, got {len(lengths_per_corpus)}")
     if len(caches) != len(lengths_per_corpus):
         raise ConfigError(f"{len(lengths_per_corpus)} corpora need as many caches, got {len(caches)}")
+    if weights is None and len(lengths_per_corpus) == 1:
+        return MegatronOrder(lengths_per_corpus[0], rules, cache=caches[0])
     if weights is None:
-        if len(lengths_per_corpus) == 1:
-            return MegatronOrder(lengths_per_corpus[0], rules, cache=caches[0])
-        wanted: Sequence[int | None] = [None] * len(lengths_per_corpus)
+        orders = _orders(lengths_per_corpus, rules, [None] * len(caches), caches)
+        sizes = [len(order) for order in orders]
+        if rules.num_samples is None:
+            drawing = Drawing(weights=sizes, size=None)
+        else:
+            drawing = Drawing(weights=normalize(sizes), size=min(rules.num_samples, sum(sizes)))
     else:
         shares = _shares(weights, len(lengths_per_corpus))
         if rules.num_samples is None:
             raise ConfigError("a blend with weights needs `num_samples`, the number of samples to draw")
         wanted = requested_per_corpus(shares, rules.num_samples, surplus=surplus)
-    orders = [
+        orders = _orders(lengths_per_corpus, rules, wanted, caches)
+        # The builder has normalized already, and BlendedDataset does so again: the last bit may change.
+        drawing = Drawing(weights=normalize(shares), size=sum(requested_per_corpus(shares, rules.num_samples)))
+    return BlendedOrder(orders, _choices(drawing, orders, caches))
+
+
+def _orders(
+    lengths_per_corpus: Sequence[IntArray],
+    rules: OrderRules,
+    wanted: Sequence[int | None],
+    caches: Sequence[IndexCache | None],
+) -> list[MegatronOrder]:
+    return [
         MegatronOrder(lengths, replace(rules, num_samples=number), corpus=corpus, cache=cache)
         for corpus, (lengths, number, cache) in enumerate(zip(lengths_per_corpus, wanted, caches, strict=True))
     ]
-    if weights is None:
-        sizes = [len(order) for order in orders]
-        if rules.num_samples is None:
-            return BlendedOrder(orders, exhaust(sizes))
-        return BlendedOrder(orders, draw(normalize(sizes), min(rules.num_samples, sum(sizes))))
-    # Megatron's builder normalizes, and BlendedDataset once more: the last bit may change.
-    return BlendedOrder(orders, draw(normalize(shares), sum(requested_per_corpus(shares, rules.num_samples or 0))))
+
+
+def _choices(drawing: Drawing, orders: Sequence[MegatronOrder], caches: Sequence[IndexCache | None]) -> Choices:
+    """The drawing's choices, kept in the first corpus's cache if all corpora have one."""
+    kept = [cache for cache in caches if cache is not None]
+    if len(kept) < len(caches):
+        return drawing.choices()
+    identity = blend_identity(kept, [order.rules for order in orders], drawing)
+    found = kept[0].read(identity, BLEND_ARRAYS)
+    if found is not None and drawing.gives(found[0]):
+        return found[0]
+    choices = drawing.choices()
+    kept[0].write(identity, (choices, running_numbers(choices, len(orders))), BLEND_ARRAYS)
+    return choices
 
 
 def requested_per_corpus(shares: Sequence[float], num_samples: int, *, surplus: float = 0.0) -> list[int]:
     """Samples to build per corpus: its share rounded up, plus `surplus`, rounded up again."""
     return [math.ceil(math.ceil(num_samples * share) * (1 + surplus)) for share in shares]
-
-
-def draw(weights: Sequence[float], num_samples: int) -> npt.NDArray[np.int16]:
-    """Which corpus each of `num_samples` samples comes from; `weights` add up to 1. int16 [num_samples]."""
-    choices = np.empty(num_samples, np.int16)
-    drawn = [0.0] * len(weights)
-    for sample in range(num_samples):
-        position = float(sample or 1)
-        behind = [weight * position - done for weight, done in zip(weights, drawn, strict=True)]
-        furthest = behind.index(max(behind))
-        choices[sample] = furthest
-        drawn[furthest] += 1.0
-    return choices
-
-
-def exhaust(sizes: Sequence[int]) -> npt.NDArray[np.int16]:
-    """Which corpus each sample comes from if exactly `sizes` samples are drawn from them. int16 [sum(sizes)].
-
-    As `draw` with weights in proportion to the sizes; a corpus that is used up drops out.
-    """
-    total = sum(sizes)
-    choices = np.empty(total, np.int16)
-    drawn = [0.0] * len(sizes)
-    left = [(corpus, size / float(total)) for corpus, size in enumerate(sizes)]
-    for sample in range(total):
-        position = float(sample or 1)
-        behind = [weight * position - drawn[corpus] for corpus, weight in left]
-        furthest = behind.index(max(behind))
-        corpus = left[furthest][0]
-        choices[sample] = corpus
-        drawn[corpus] += 1.0
-        if drawn[corpus] == sizes[corpus]:
-            del left[furthest]
-    return choices
 
 
 def parse_blend(words: Sequence[str]) -> tuple[list[str], list[float] | None]:

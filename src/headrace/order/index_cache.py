@@ -1,8 +1,8 @@
 """Index arrays on disk, so that a restart does not shuffle again. Local to a node; nobody waits for rank 0.
 
-Megatron keeps four files per order, named after the MD5 of a JSON text that describes it. Where the tokenizer's
-identifiers are known (MegatronNames) the same names are used, and either program finds what the other one left.
-Otherwise the names are our own: headrace-1-<digest>-..., a digest of the rules and of all document lengths.
+Megatron keeps four files per order and three per blend, named after the MD5 of a JSON text that describes it. Where
+the tokenizer's identifiers are known (MegatronNames) the same names are used, and either program finds what the other
+one left. Otherwise the names are our own: headrace-1-<digest>-..., a digest of the rules and of all document lengths.
 
 Megatron's description leaves out the extra token, the partial last sample and the corpus itself, and its files are
 written in place by one process while others may look. So nothing is believed: arrays that were found are used only if
@@ -17,20 +17,23 @@ import json
 import logging
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from headrace.order.draw import Drawing
 from headrace.order.plan import IndexArrays, IntArray, OrderPlan, OrderRules
 from headrace.order.sample_index import build_sample_index
 from headrace.order.split import split_matrix
 
 OWN_VERSION = 1
 
-_ARRAYS = ("document_index", "sample_index", "shuffle_index")
+ORDER_ARRAYS = ("document_index", "sample_index", "shuffle_index")
+BLEND_ARRAYS = ("dataset_index", "dataset_sample_index")
+
 _log = logging.getLogger(__name__)
 
 
@@ -43,9 +46,9 @@ class MegatronNames:
     tokenizer: Mapping[str, Any]
     """`unique_identifiers` of Megatron's tokenizer object, in its order."""
 
-    def description(self, rules: OrderRules) -> str:
-        """Content of description.txt: MegatronDataset.unique_description of megatron-core 0.16.1."""
-        identifiers = {
+    def identifiers(self, rules: OrderRules) -> dict[str, Any]:
+        """MegatronDataset.unique_identifiers of megatron-core 0.16.1."""
+        return {
             "class": "GPTDataset",
             "dataset_path": self.dataset_path,
             "num_samples": rules.num_samples,
@@ -56,7 +59,16 @@ class MegatronNames:
             "split_matrix": None if rules.split is None else split_matrix(rules.split),
             "tokenizer": self.tokenizer,
         }
-        return json.dumps(identifiers, indent=4)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Identity:
+    """What a set of files is of."""
+
+    description: str
+    """Content of description.txt."""
+    stem: str
+    """What their names begin with; a digest of the description."""
 
 
 class IndexCache:
@@ -67,59 +79,88 @@ class IndexCache:
         self.names = names
 
     def load(self, lengths: IntArray, rules: OrderRules, plan: OrderPlan) -> IndexArrays | None:
-        """The arrays of this order if they are there, whole and right; else None. Never raises for what it finds.
-
-        They are read and not mapped: Megatron rewrites its files in place, and a mapped file that shrinks is a SIGBUS.
-        """
-        stem, _ = self._identity(lengths, rules)
-        try:
-            found = [np.load(self._path(stem, f"{name}.npy"), allow_pickle=False) for name in _ARRAYS]
-        except (OSError, ValueError, EOFError):
+        """The arrays of this order if they are there, whole and right; else None. Never raises for what it finds."""
+        found = self.read(self._order_identity(lengths, rules), ORDER_ARRAYS)
+        if found is None:
             return None
         arrays = IndexArrays(*found)
         return arrays if _follows(arrays, lengths, rules, plan) else None
 
     def save(self, lengths: IntArray, rules: OrderRules, arrays: IndexArrays) -> bool:
-        """Write the arrays; returns whether that worked. Any number of processes may do so at once."""
-        stem, description = self._identity(lengths, rules)
+        """Write the arrays of an order; returns whether that worked."""
+        return self.write(self._order_identity(lengths, rules), arrays, ORDER_ARRAYS)
+
+    def read(self, identity: Identity, names: Sequence[str]) -> list[IntArray] | None:
+        """The arrays of these names, or None if one is missing or torn. What they hold is for the caller to check.
+
+        They are read and not mapped: Megatron rewrites its files in place, and a mapped file that shrinks is a SIGBUS.
+        """
+        try:
+            return [np.load(self._path(identity, f"{name}.npy"), allow_pickle=False) for name in names]
+        except (OSError, ValueError, EOFError):
+            return None
+
+    def write(self, identity: Identity, arrays: Sequence[IntArray], names: Sequence[str]) -> bool:
+        """Write arrays and description; returns whether that worked. Any number of processes may do so at once."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            for name, array in zip(_ARRAYS, arrays, strict=True):
-                self._write(self._path(stem, f"{name}.npy"), array)
-            # Last: Megatron takes four files for a complete set.
-            self._write(self._path(stem, "description.txt"), description)
+            for name, array in zip(names, arrays, strict=True):
+                _replace(self._path(identity, f"{name}.npy"), array)
+            # Last: Megatron takes a set with all its files for complete.
+            _replace(self._path(identity, "description.txt"), identity.description)
         except OSError as error:
             _log.warning("index arrays are not cached in %s: %s", self.folder, error.strerror)
             return False
         return True
 
-    def _identity(self, lengths: IntArray, rules: OrderRules) -> tuple[str, str]:
-        """The stem of the file names and the description it stands for."""
+    def _order_identity(self, lengths: IntArray, rules: OrderRules) -> Identity:
         if self.names is not None:
-            description = self.names.description(rules)
-            digest = hashlib.md5(description.encode(), usedforsecurity=False).hexdigest()
-            return f"{digest}-GPTDataset-{rules.split_name}", description
+            return _megatrons(self.names.identifiers(rules), rules.split_name)
         known = {field.name: getattr(rules, field.name) for field in fields(rules)}
         known["lengths_sha256"] = hashlib.sha256(np.ascontiguousarray(lengths).data).hexdigest()
-        description = json.dumps(known, indent=4)
-        digest = hashlib.sha256(description.encode()).hexdigest()[:32]
-        return f"headrace-{OWN_VERSION}-{digest}-GPTDataset-{rules.split_name}", description
+        return _our_own({"class": "GPTDataset"} | known, rules.split_name)
 
-    def _path(self, stem: str, suffix: str) -> Path:
-        return self.folder / f"{stem}-{suffix}"
+    def _path(self, identity: Identity, suffix: str) -> Path:
+        return self.folder / f"{identity.stem}-{suffix}"
 
-    @staticmethod
-    def _write(path: Path, content: IntArray | str) -> None:
-        temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
-        try:
-            with open(temporary, "xb") as stream:
-                if isinstance(content, str):
-                    stream.write(content.encode())
-                else:
-                    np.save(stream, content, allow_pickle=False)
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+
+def blend_identity(caches: Sequence[IndexCache], rules: Sequence[OrderRules], drawing: Drawing) -> Identity:
+    """Of the choices of a blend; `caches` and `rules` of its corpora in order."""
+    split_name = rules[0].split_name
+    content: dict[str, Any] = {"class": "BlendedDataset"}
+    datasets = [cache.names.identifiers(of) for cache, of in zip(caches, rules, strict=True) if cache.names is not None]
+    if len(datasets) == len(caches):
+        content |= {"datasets": datasets, "split": split_name, "weights": drawing.weights, "size": drawing.size}
+        return _megatrons(content, split_name)
+    # The choices depend on nothing else.
+    return _our_own(content | {"weights": drawing.weights, "size": drawing.size}, split_name)
+
+
+def _megatrons(identifiers: Mapping[str, Any], split_name: str) -> Identity:
+    description = json.dumps(identifiers, indent=4)
+    digest = hashlib.md5(description.encode(), usedforsecurity=False).hexdigest()
+    return Identity(description=description, stem=f"{digest}-{identifiers['class']}-{split_name}")
+
+
+def _our_own(identifiers: Mapping[str, Any], split_name: str) -> Identity:
+    description = json.dumps(identifiers, indent=4)
+    digest = hashlib.sha256(description.encode()).hexdigest()[:32]
+    return Identity(
+        description=description, stem=f"headrace-{OWN_VERSION}-{digest}-{identifiers['class']}-{split_name}"
+    )
+
+
+def _replace(path: Path, content: IntArray | str) -> None:
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        with open(temporary, "xb") as stream:
+            if isinstance(content, str):
+                stream.write(content.encode())
+            else:
+                np.save(stream, content, allow_pickle=False)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _follows(arrays: IndexArrays, lengths: IntArray, rules: OrderRules, plan: OrderPlan) -> bool:
