@@ -68,7 +68,7 @@ def test_an_impossible_ring_is_refused(wrong: dict[str, float], message: str) ->
     ConfigError("no"),
     FormatError("what"),
     PeerGone("rank 3", rank=3, pid=77, version=5, reason="left"),
-    SourceError("the data source raised KeyError: 'x'", source_traceback="Traceback ...\nKeyError: 'x'"),
+    SourceError("the data source raised KeyError: 'x'", source_traceback="Traceback ...\nKeyError: 'x'\n"),
 ])  # fmt: skip
 def test_our_own_errors_arrive_as_they_were(error: HeadraceError) -> None:
     arrived = failure.decode(failure.encode(error))

@@ -47,7 +47,8 @@ def _described(error: BaseException, budget: int) -> _Failure:
     if isinstance(error, ConfigError | FormatError):
         return _Failure(type(error).__name__, _shortened(str(error), budget))
     if isinstance(error, SourceError):
-        message, text = str(error).removesuffix(error.source_traceback).rstrip(), error.source_traceback
+        # Its own text ends without the newline that a traceback ends with.
+        message, text = str(error).removesuffix(error.source_traceback.rstrip()).rstrip(), error.source_traceback
     else:
         # format_exception_only survives an exception whose own __str__ raises.
         message = f"the data source raised {traceback.format_exception_only(error)[-1].strip()}"
