@@ -9,12 +9,13 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from headrace.errors import ConfigError, PeerGone
+from headrace.errors import ConfigError, HeadraceError, PeerGone
 from headrace.feed.config import FeedConfig
 from headrace.feed.producer import Producer
 from headrace.feed.production import Production
 from headrace.feed.resume import decode
 from headrace.position import Position
+from headrace.shm import failure
 from headrace.shm.handover import Door
 from headrace.shm.layout import slot_bytes_for
 from headrace.shm.peers import WRITER, Peer, Watch, open_pidfd, start_time
@@ -106,7 +107,7 @@ def bring_up(
     """Blocks until every expected reader is here and the first batch is known. A failure is told to every reader.
 
     `who` and `rank` are this process as the others will know it; `check_open` is called with every tick and may raise.
-    EverybodyLeft if nobody wants a batch any more.
+    What the source raises comes out as SourceError; EverybodyLeft if nobody wants a batch any more.
     """
     with contextlib.ExitStack() as unless_up:
         people: dict[int, Peer] = {}
@@ -121,9 +122,13 @@ def bring_up(
             production = make_production(decode(_agreed(door, who, own)))
             unless_up.callback(production.close)
             host = Host(door, config, ring, production, production.advance(), people=people)
-        except (Exception, SystemExit) as error:
+        except (HeadraceError, EverybodyLeft) as error:
             door.refuse(error)
             raise
+        except (Exception, SystemExit) as error:
+            told = failure.decode(failure.encode(error))
+            door.refuse(told)
+            raise told from error
         except BaseException:  # Ctrl-C, or the end of the feeder
             door.refuse(PeerGone(who, rank=rank, pid=os.getpid(), version=0, reason="was interrupted"))
             raise

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import pickle
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -67,8 +66,8 @@ class ItemProduction:
         """Not before the state is loaded: a loader that has begun would begin again, and a generator cannot."""
         if self._iterator is None:
             self._iterator = iter(self._items)
-            for _ in itertools.islice(self._iterator, self._num_to_drop):
-                pass
+            for _ in range(self._num_to_drop):
+                next(self._iterator, None)
         return self._iterator
 
     def write(self, arrays: Mapping[str, np.ndarray]) -> Written:
@@ -127,6 +126,11 @@ class ItemProduction:
         if array.dtype.hasobject:
             raise ConfigError(
                 f"field {name!r} of batch {self._num_batches} has dtype {array.dtype}: objects cannot be shared"
+            )
+        if array.dtype.kind == "V":
+            raise ConfigError(
+                f"field {name!r} of batch {self._num_batches} has dtype {array.dtype}, which its type string "
+                f"{array.dtype.str} does not say; split a structured field into plain ones, view bfloat16 as uint16"
             )
         return array
 

@@ -60,9 +60,7 @@ def feed(charge: Charge) -> int:
     ring = dataclasses.replace(charge.config.ring, timeout_s=math.inf, stall_warning_s=math.inf)
     try:
         host = bring_up(door, charge.config, ring, make_production, expected=charge.expected, who="the feeder")
-    except EverybodyLeft:
-        raise
-    except (Exception, SystemExit):
+    except HeadraceError:
         return 1  # every rank has been told
     try:
         while not host.producer.finished:
