@@ -46,6 +46,16 @@ def test_slots_lie_apart_and_memcpy_stays_in_its_own():
     assert (slots.flat[2] == 7).all()
 
 
+def test_a_view_and_its_memcpy_move_as_many_bytes(text):
+    slots = contenders.make_slots(SEQ_LENGTH, 2)
+    named = contenders.cp_contenders(text.rows, text.eod, slots)
+    before = [flat.copy() for flat in slots.flat]
+    for contender in named.values():
+        contender(0, 1)
+    assert all(np.array_equal(flat, one) for flat, one in zip(slots.flat, before, strict=True)), "the slots stay"
+    assert (slots.fields[1]["cu_seqlens"][: text.documents_per_row[1] + 1][-1]) == SEQ_LENGTH
+
+
 def test_turns_rotate_over_contenders_rows_and_slots():
     calls = []
     named = {name: lambda row, slot, name=name: calls.append((name, row, slot)) for name in "abc"}
@@ -66,7 +76,7 @@ def test_the_record(monkeypatch, tmp_path):
     )
     json.dumps(record)
     assert record["version"] == 1
-    ran = {"headrace", "memcpy", "numpy", "megatron"} - record["skipped"].keys()
+    ran = {"headrace", "memcpy", "numpy", "megatron", "cp_view", "cp_memcpy"} - record["skipped"].keys()
     keys = [(row["text"], row["seq_length"], row["contender"]) for row in record["rows"]]
     assert sorted(keys) == sorted((t, s, c) for t in ("corpus", "synthetic") for s in (64, 200) for c in ran)
     for row in record["rows"]:
@@ -78,6 +88,8 @@ def test_the_record(monkeypatch, tmp_path):
     assert record["summary"]["text"] == "corpus"
     medians = {row["contender"]: row["median_us"] for row in record["rows"] if row["text"] == "corpus"}
     assert record["summary"]["pack_over_memcpy"] == pytest.approx(medians["headrace"] / medians["memcpy"])
+    assert record["summary"]["cp_view_over_memcpy"] == pytest.approx(medians["cp_view"] / medians["cp_memcpy"])
+    assert record["summary"]["cp_view_ns_per_token"] == pytest.approx(medians["cp_view"] * 1e3 / 200)
 
 
 def test_megatron_missing_is_said_and_not_a_failure(monkeypatch):

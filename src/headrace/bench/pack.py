@@ -4,6 +4,8 @@ Isolates: token rows in memory to the fields of one batch in memory that was tou
 Held fixed: one row per batch, one thread, every flag on. Contenders take turns within each round (the order rotates),
 and each call of whichever contender writes the next of the same slots, 44 MB together: more than a core's own caches
 hold, as in a feed, where a whole step passes before a slot is written again.
+A context-parallel view (cp_view, cp_memcpy) reads one of as many finished batches and writes memory of its own; its
+ns_per_token counts the tokens of the whole batch, so that it adds to those of packing.
 How it can mislead: memcpy reads one finished batch again and again, so its source is warmer than a real one's; without
 Megatron's slow turns in between, all others run up to twice as fast (their slots then stay in the last cache), with the
 same ratios among them. Megatron's loop costs documents x tokens: its ratio means little without the document count.
@@ -22,6 +24,7 @@ import numpy.typing as npt
 from headrace.bench.pack_contenders import (
     Contender,
     Slots,
+    cp_contenders,
     headrace_contender,
     make_slots,
     megatron_contender,
@@ -164,10 +167,12 @@ def time_text(
     """One result per contender. Adds to `skipped` those that cannot run here."""
     mean_documents = float(np.mean(text.documents_per_row))
     nbytes = 28 * text.seq_length + 4 * round(mean_documents + 1)
+    finished = make_slots(text.seq_length, len(slots.fields))
     contenders: dict[str, Contender] = {
         "headrace": headrace_contender(text.rows, text.eod, slots),
         "memcpy": memcpy_contender(nbytes, slots),
         "numpy": numpy_contender(text.rows, text.eod, slots),
+        **cp_contenders(text.rows, text.eod, finished),
     }
     try:
         contenders["megatron"] = megatron_contender(text.rows, text.eod)
@@ -217,7 +222,7 @@ def take_turns(
 
 
 def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The two ratios of design figures, with 95 % intervals over paired rounds."""
+    """Ratios of medians with 95 % intervals over paired rounds, and what a context-parallel view adds per token."""
     at_length = [row for row in rows if row["seq_length"] == SUMMARY_SEQ_LENGTH]
     origin = at_length[0]["text"] if at_length else None
     found = {row["contender"]: row for row in at_length if row["text"] == origin}
@@ -230,10 +235,12 @@ def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
         ("pack_over_memcpy", "headrace", "memcpy"),
         ("megatron_over_pack", "megatron", "headrace"),
         ("numpy_over_pack", "numpy", "headrace"),
+        ("cp_view_over_memcpy", "cp_view", "cp_memcpy"),
     ):
         if above in found and below in found:
             ratio = ratio_interval(found[above]["values_us"], found[below]["values_us"])
             summary |= {name: ratio.estimate, f"{name}_interval": [ratio.low, ratio.high]}
         else:
             summary |= {name: None, f"{name}_interval": [None, None]}
+    summary["cp_view_ns_per_token"] = found["cp_view"]["ns_per_token"] if "cp_view" in found else None
     return summary

@@ -1,10 +1,12 @@
-"""Four ways to fill a batch from one token row. Each contender is a function (row number, slot number) -> None.
+"""Ways to fill a batch from one token row. Each contender is a function (row number, slot number) -> None.
 
 headrace   the C pass, into the slot
 memcpy     the finished batch copied into the slot: the same bytes written, nothing computed
 numpy      vectorised NumPy into the slot, one slice of a ready-made arange per document
 megatron   megatron-core's _get_ltor_masks_and_position_ids with both reset flags, into tensors it allocates:
            loss mask and positions only, so it does less than the others (no labels, no boundaries)
+cp_view    what a rank of 2 context-parallel ones adds to that: its half of a finished batch, cut by documents
+cp_memcpy  as many bytes copied from the same place in one piece per field
 """
 
 from __future__ import annotations
@@ -19,13 +21,14 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from headrace.packing import Packer, PackRules, batch_spec
+from headrace.packing import Cutter, Packer, PackRules, View, batch_spec
 from headrace.spec import FIELD_ALIGNMENT, align
 
 Contender: TypeAlias = Callable[[int, int], None]
 Fields: TypeAlias = dict[str, npt.NDArray[Any]]
 
 PAD = -1
+CP_SIZE = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,6 +119,27 @@ def megatron_contender(rows: Sequence[npt.NDArray[Any]], eod: int) -> Contender:
         build(texts[row], eod, True, True, True, False)
 
     return loop
+
+
+def cp_contenders(rows: Sequence[npt.NDArray[Any]], eod: int, slots: Slots) -> dict[str, Contender]:
+    """Both read from `slots`, which they fill once with finished batches and nobody else may write."""
+    packer, batches = Packer(full_rules(eod)), []
+    for slot, fields in enumerate(slots.fields):
+        counts = packer.pack_into(rows[slot % len(rows)], fields)
+        batches.append(fields | {"cu_seqlens": fields["cu_seqlens"][: counts.num_documents + 1]})
+    cutter: Cutter[Any] = Cutter(View(cp_size=CP_SIZE))
+    dense = [{name: field for name, field in batch.items() if name != "cu_seqlens"} for batch in batches]
+    part = slice(0, rows[0].shape[1] // CP_SIZE)
+    targets = {name: np.empty_like(field[:, part]) for name, field in dense[0].items()}
+
+    def cut(row: int, slot: int) -> None:
+        cutter.cut(batches[slot], 0)
+
+    def copy(row: int, slot: int) -> None:
+        for name, target in targets.items():
+            np.copyto(target, dense[slot][name][:, part])
+
+    return {"cp_view": cut, "cp_memcpy": copy}
 
 
 @contextmanager
