@@ -14,8 +14,10 @@ of the machine falls on all of them, and ratios are over paired blocks.
 How it can mislead: with more processes than cores, the slowest rank also waits for its turn on a core; gloo over the
 loopback is the CPU's way of broadcasting and says nothing about NCCL or HCCL; at pace 0 nothing hides the packing,
 which all contenders share. After an idle gap a call costs several times what it costs hot, for everybody.
-Host memory is what the group's processes need in addition once a contender is up (anonymous and shared pages, each
-counted once, page cache apart); `writer_cpu` is in cores and covers all of its background processes.
+`writer_cpu` is in cores and covers all of a contender's background processes. Host memory is what a group of its own,
+with one contender only, needs more once that is up (anonymous and shared pages of all processes, each counted once,
+page cache apart): forked workers share pages with their rank until either writes to them, so contenders that live
+together cannot be told apart.
 """
 
 from __future__ import annotations
@@ -59,6 +61,8 @@ class Plan:
     """Measured steps per contender and pace."""
     num_blocks: int = 8
     num_slots: int = 4
+    measure_memory: bool = True
+    """Costs one start of the ranks per contender and case."""
 
     def __post_init__(self) -> None:
         for name in ("num_ranks", "seq_lengths", "micro_batch_sizes"):
@@ -97,7 +101,7 @@ def run(
             )
             result = launch(case, timeout_s=START_S + STEP_S * case.num_steps * len(contenders))
             checked += result.checked_batches
-            rows += rows_of(case, result)
+            rows += rows_of(case, result, added_bytes(case) if plan.measure_memory else {})
     return {
         "version": RECORD_VERSION,
         "isolates": ISOLATES,
@@ -149,10 +153,20 @@ def with_source(case: Case, corpus: Corpus, *, micro_batch_size: int, seq_length
     return replace(case, source=source)
 
 
-def rows_of(case: Case, result: CaseResult) -> list[dict[str, Any]]:
+def added_bytes(case: Case) -> dict[str, int]:
+    """What each contender needs in memory beyond a group that has none. Blocks."""
+    found = {}
+    for name in case.contenders:
+        alone = replace(case, contenders=(name,), paces_ms=(), folder=tempfile.mkdtemp(dir=case.folder))
+        found[name] = launch(alone, timeout_s=START_S).deliveries[name].added_bytes
+    return found
+
+
+def rows_of(case: Case, result: CaseResult, added_bytes: dict[str, int]) -> list[dict[str, Any]]:
     """One row per contender and pace."""
     return [
         row(case, name, delivery, pace_ms, delivery.blocks[str(pace_ms)])
+        | {"host_rss_mb": added_bytes[name] / 1e6 if name in added_bytes else None}
         for name, delivery in result.deliveries.items()
         for pace_ms in case.paces_ms
     ]
@@ -174,7 +188,6 @@ def row(case: Case, name: str, delivery: Delivery, pace_ms: float, blocks: Seque
         "group_p99_us": p99(everything),
         "writer_cpu": sum(block.cost.writer_cpu_s for block in blocks) / wall_s,
         "rank_cpu": sum(block.cost.rank_cpu_s for block in blocks) / wall_s / case.num_ranks,
-        "host_rss_mb": delivery.added_bytes / 1e6,
         "bytes_read": bytes_read,
         "bytes_read_per_step": bytes_read / len(everything),
         "num_background_processes": delivery.num_background_processes,

@@ -30,8 +30,8 @@ class Case:
 
     @property
     def bring_up_steps(self) -> int:
-        """Batches each contender delivers before anything is timed: every slot written and read once, and checked."""
-        return self.num_slots + 1
+        """Batches each contender delivers before anything is timed: every slot written and read twice, and checked."""
+        return 2 * self.num_slots
 
     @property
     def num_steps(self) -> int:
@@ -68,7 +68,8 @@ class Delivery:
     """One contender in one case."""
 
     added_bytes: int
-    """Host memory that the group needs more once this contender is up: all processes, page cache apart."""
+    """Host memory that the group needs more once this contender is up: all processes, page cache apart. To be believed
+    if it is the only one."""
     num_background_processes: int
     blocks: Mapping[str, tuple[Block, ...]] = field(default_factory=dict)
     """By pace in ms, as text: JSON has no other keys."""

@@ -96,7 +96,7 @@ def figures(rows: Sequence[Row]) -> list[Figure]:
             what=f"{what} over replicated's, TP={row['tp']}, {row['micro_batch_size']} x {row['seq_length']}",
             target=1.2 / row["tp"],  # "about one part in TP"
             reached_by="at most",
-            value=row[key] / row_of_replicated[key],
+            value=None if row[key] is None else row[key] / row_of_replicated[key],
         )
         for row in rows
         if row["contender"] == OWN and row["pace_ms"] == max(one["pace_ms"] for one in rows)

@@ -26,7 +26,6 @@ from headrace.spec import BatchSpec, Field
 STAMPED = BatchSpec(fields=(Field(name="payload", dtype="int64", shape=(16,)),))
 """As small as may be: filling a batch is another bench's subject."""
 
-CONNECT_TIMEOUT_S = 60.0
 
 clock = time.perf_counter_ns
 
@@ -172,7 +171,7 @@ def open_iceoryx2(num_readers: int, num_slots: int) -> Iterator[Iceoryx2]:
         readers += [Reader(charge) for _ in range(num_readers)]
         for reader in readers:
             reader.answer()
-        publisher.wait_for_readers(CONNECT_TIMEOUT_S)
+        publisher.wait_for_readers()
         yield Iceoryx2(readers, publisher)
     finally:
         for reader in readers:

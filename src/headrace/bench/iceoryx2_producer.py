@@ -17,7 +17,6 @@ from headrace.bench.iceoryx2_ring import Place, Publisher, Services
 from headrace.feed.packed_tokens import PackedTokens
 
 PR_SET_PDEATHSIG = 1
-CONNECT_TIMEOUT_S = 60.0
 
 
 def main() -> None:
@@ -29,7 +28,7 @@ def main() -> None:
     services = Services(Place(**charge["place"]), num_slots=charge["num_slots"], num_readers=charge["num_readers"])
     publisher = Publisher(services, source.batch_spec())
     production = source.open_production(data_rank=0, data_size=1, consumed_samples=0)
-    publisher.wait_for_readers(CONNECT_TIMEOUT_S)
+    publisher.wait_for_readers()
     while production.advance() is not None:
         sample, counts, fields = publisher.begin()
         written = production.write(fields)

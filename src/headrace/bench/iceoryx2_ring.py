@@ -27,6 +27,7 @@ from headrace.spec import FIELD_ALIGNMENT, BatchSpec, align
 NUM_COUNTS = 16
 """Integers (int64) at the start of a sample: one line of 128 bytes, before the fields."""
 _HEADER_BYTES = 8 * NUM_COUNTS
+CONNECT_TIMEOUT_S = 60.0
 _SHARED_MEMORY = Path("/dev/shm")
 
 Counts: TypeAlias = "ctypes.Array[ctypes.c_int64]"
@@ -121,13 +122,12 @@ class Publisher:
         )
         self._notifier = services.events.notifier_builder().create()
 
-    def wait_for_readers(self, timeout_s: float) -> None:
+    def wait_for_readers(self) -> None:
         """Blocks until every reader is connected: iceoryx2 delivers from then on only. FeedTimeout."""
-        deadline = time.monotonic() + timeout_s
-        batches, events = self._services.batches.dynamic_config, self._services.events.dynamic_config
-        while min(batches.number_of_subscribers, events.number_of_listeners) < self._services.num_readers:
+        deadline = time.monotonic() + CONNECT_TIMEOUT_S
+        while self._services.events.dynamic_config.number_of_listeners < self._services.num_readers:
             if time.monotonic() > deadline:
-                raise FeedTimeout(f"{self._services.num_readers} iceoryx2 subscribers", timeout_s=timeout_s)
+                raise FeedTimeout(f"{self._services.num_readers} iceoryx2 subscribers", timeout_s=CONNECT_TIMEOUT_S)
             time.sleep(0.01)
 
     def begin(self) -> tuple[Any, Counts, dict[str, np.ndarray]]:
@@ -147,15 +147,23 @@ class Publisher:
 
 
 class Subscriber:
-    """Takes samples in order. `receive` hands the one before back."""
+    """Takes samples in order. `receive` hands the one before back. Making it blocks until the publisher is there."""
 
     def __init__(self, services: Services) -> None:
         import iceoryx2 as iox2
 
         self._subscriber = services.batches.subscriber_builder().buffer_size(services.num_slots).create()
-        self._listener = services.events.listener_builder().create()
         self._tick = iox2.Duration.from_millis(100)
         self._held: Any = None
+        # A subscriber connects when it looks for samples, not when it is made. Until then the publisher does not wait
+        # for it: the first batch beyond the buffer was lost in one start of four.
+        deadline = time.monotonic() + CONNECT_TIMEOUT_S
+        while services.batches.dynamic_config.number_of_publishers == 0:
+            if time.monotonic() > deadline:
+                raise FeedTimeout("the iceoryx2 publisher", timeout_s=CONNECT_TIMEOUT_S)
+            time.sleep(0.01)
+        self._subscriber.has_samples()
+        self._listener = services.events.listener_builder().create()  # only now: this is what the publisher waits for
 
     def receive(self) -> int:
         """The address of the next sample, valid until the next call. Blocks until there is one."""

@@ -44,6 +44,7 @@ def get_batch(
     steps: Annotated[int, typer.Option(help="Measured steps per contender and pace.")] = 480,
     blocks: Annotated[int, typer.Option(help="In so many blocks; an interval needs six.")] = 8,
     num_slots: Annotated[int, typer.Option(help="Batches that exist at once.")] = 4,
+    memory: Annotated[bool, typer.Option(help="Measure host memory too: more starts of the ranks.")] = True,
     corpus: Prefix = None,
     json: Json = None,
 ) -> None:
@@ -61,6 +62,7 @@ def get_batch(
         num_steps=steps,
         num_blocks=blocks,
         num_slots=num_slots,
+        measure_memory=memory,
     )
     console = Console()
     record = run(corpus, plan=plan, report=console.print)

@@ -10,44 +10,61 @@ from rich.table import Table
 
 Record = dict[str, Any]
 
-_VERDICTS = {"better": "headrace is faster", "worse": "[red]this one is faster[/]", "cannot tell": "cannot tell"}
-
 
 def print_get_batch(record: Record, console: Console) -> None:
-    """One line per contender, shape and pace; beside others, how many times headrace's time they take."""
+    """Times, then costs: one line per contender, shape and pace. Then who was faster than headrace, and the figures."""
+    summary = record["summary"]
     ratios = {
         (one["over_headrace"], one["tp"], one["micro_batch_size"], one["seq_length"], one["pace_ms"]): one
-        for one in record["summary"]["ratios"]
+        for one in summary["ratios"]
     }
-    table = Table(title="get_batch, slowest rank of the group")
-    for name in ("contender", "tp", "batch", "pace ms", "median us", "p99 us", "over headrace", "95 %", ""):
-        table.add_column(name, justify="left" if name in ("contender", "") else "right")
-    for name in ("writer cores", "rank cores", "host MB", "KB read/step"):
-        table.add_column(name, justify="right")
+    times = Table(title="get_batch, slowest rank of the group, us; and how many times headrace's")
+    costs = Table(title="what it costs beside time")
+    for table, names in (
+        (times, ("pace ms", "median", "p99", "ratio", "95 %")),
+        (costs, ("pace ms", "writer cores", "rank cores", "host MB", "KB read/step")),
+    ):
+        for name in ("contender", "tp", "batch", *names):
+            table.add_column(
+                name, justify="left" if name == "contender" else "right", no_wrap=name in ("contender", "batch")
+            )
     previous = None
     for row in record["rows"]:
-        case = (row["tp"], row["micro_batch_size"], row["seq_length"], row["pace_ms"])
-        if previous not in (None, case[:3]):
-            table.add_section()
-        previous = case[:3]
-        ratio = ratios.get((row["contender"], *case))
-        table.add_row(
+        shape = (row["tp"], row["micro_batch_size"], row["seq_length"])
+        if previous not in (None, shape):
+            times.add_section()
+            costs.add_section()
+        previous = shape
+        first = (
             row["contender"],
             str(row["tp"]),
             f"{row['micro_batch_size']} x {row['seq_length']}",
-            f"{row['pace_ms']:g}",
+            plain(row["pace_ms"]),
+        )
+        ratio = ratios.get((row["contender"], *shape, row["pace_ms"]), {})
+        times.add_row(
+            *first,
             plain(row["group_median_us"]),
             plain(row["group_p99_us"]),
-            "" if ratio is None else f"{plain(ratio['ratio'])}x",
-            "" if ratio is None or ratio["low"] is None else f"{plain(ratio['low'])}-{plain(ratio['high'])}",
-            "" if ratio is None else _VERDICTS[ratio["verdict"]],
-            f"{row['writer_cpu']:.2f}",
-            f"{row['rank_cpu']:.2f}",
-            f"{row['host_rss_mb']:.0f}",
-            f"{row['bytes_read_per_step'] / 1e3:.0f}",
+            plain(ratio.get("ratio")),
+            f"{plain(ratio['low'])}-{plain(ratio['high'])}" if ratio.get("low") is not None else "",
         )
-    console.print(table)
+        costs.add_row(
+            *first,
+            plain(row["writer_cpu"]),
+            plain(row["rank_cpu"]),
+            plain(row["host_rss_mb"]),
+            plain(row["bytes_read_per_step"] / 1e3),
+        )
+    console.print(times)
+    console.print(costs)
     console.print(f"{record['checked_batches']} batches compared byte for byte: all contenders delivered the same")
+    for one in summary["others_win"]:
+        console.print(
+            f"faster than headrace: {one['over_headrace']}, tp {one['tp']}, {one['micro_batch_size']} x "
+            f"{one['seq_length']}, {one['pace_ms']:g} ms: {plain(one['ratio'])} of its time",
+            style="red",
+        )
     print_figures(record, console)
 
 

@@ -70,7 +70,10 @@ class ReplicatedFeed:
 
 
 class BroadcastFeed:
-    """The group's first rank reads and packs, the others receive. Iterate on all ranks; a batch is the caller's."""
+    """The group's first rank reads and packs, the others receive. Iterate on all ranks; a batch is the caller's.
+
+    `group` None: all ranks of the job.
+    """
 
     def __init__(
         self,
