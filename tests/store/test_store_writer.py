@@ -1,6 +1,7 @@
 """StoreWriter: what goes in comes out, and a pair appears as a whole or not at all."""
 
 import os
+import resource
 from itertools import chain
 from pathlib import Path
 
@@ -67,9 +68,27 @@ def test_nothing_is_left_when_publishing_itself_fails(tmp_path: Path, monkeypatc
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(OSError, match="No space"), StoreWriter(tmp_path / "corpus") as writer:
-        writer.add_document([1])
+    with pytest.raises(ConfigError, match="No space left on device; choose a prefix"), StoreWriter(tmp_path / "corpus"):
+        pass
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("num_tokens", [1000, 100_000])
+def test_nothing_is_left_when_there_is_no_room_for_the_tokens(tmp_path: Path, num_tokens: int) -> None:
+    """The process may write 512 bytes per file: at once, or when what is buffered goes to the disk."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (512, limits[1]))
+    try:
+        with pytest.raises(ConfigError, match="File too large; choose a prefix in a writable folder with room"):
+            write_one(tmp_path / "corpus", np.zeros(num_tokens, np.int32))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list(tmp_path.iterdir()) == []
+
+
+def write_one(prefix: Path, document: np.ndarray) -> None:
+    with StoreWriter(prefix) as writer:
+        writer.add_document(document)
 
 
 def test_no_index_ever_describes_the_tokens_of_another_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

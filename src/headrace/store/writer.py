@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import secrets
 from array import array
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,7 @@ class StoreWriter:
     Both files grow under temporary names in the same folder. Leaving the block publishes them (flushed to the disk,
     the .bin file first; an older index goes away before that, so that no index ever describes another file's tokens);
     leaving it by an exception removes them and leaves an older pair untouched. Raises ConfigError if the folder is
-    missing or cannot be written. Memory: 12 bytes per sequence.
+    missing or cannot be written, or the disk is full. Memory: 12 bytes per sequence.
     """
 
     def __init__(self, prefix: str | os.PathLike[str], dtype: npt.DTypeLike = np.int32) -> None:
@@ -50,12 +50,8 @@ class StoreWriter:
         token = secrets.token_hex(8)
         self._temporary_tokens = os.path.join(self._folder, f".{name}.bin.{token}.tmp")
         self._temporary_index = os.path.join(self._folder, f".{name}.idx.{token}.tmp")
-        try:
+        with self._naming_errors():
             self._stream = open(self._temporary_tokens, "xb")  # noqa: SIM115 - closed by _publish or _abandon
-        except OSError as error:
-            raise ConfigError(
-                f"cannot write a token store at {self.prefix!r}: {error.strerror}; choose a prefix in a writable folder"
-            ) from error
 
     @property
     def num_sequences(self) -> int:
@@ -84,7 +80,8 @@ class StoreWriter:
             raise ConfigError(f"a sequence has {longest:,} tokens, the format holds at most {MAX_SEQUENCE_TOKENS:,}")
         if tokens.size:
             self._require_fitting(tokens)
-            self._stream.write(np.ascontiguousarray(tokens, self.dtype).data)
+            with self._naming_errors():
+                self._stream.write(np.ascontiguousarray(tokens, self.dtype).data)
         self._lengths.extend(lengths)
         self._boundaries.append(len(self._lengths))
         self.num_tokens += tokens.size
@@ -95,9 +92,20 @@ class StoreWriter:
     def __exit__(self, exception_type: type[BaseException] | None, *_: object) -> None:
         try:
             if exception_type is None:
-                self._publish()
+                with self._naming_errors():
+                    self._publish()
         finally:
             self._abandon()
+
+    @contextmanager
+    def _naming_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise ConfigError(
+                f"cannot write a token store at {self.prefix!r}: {error.strerror}; "
+                "choose a prefix in a writable folder with room"
+            ) from error
 
     def _require_fitting(self, tokens: npt.NDArray[Any]) -> None:
         lowest, highest = int(tokens.min()), int(tokens.max())
@@ -115,8 +123,7 @@ class StoreWriter:
         pointers = np.zeros(len(lengths), POINTER)
         np.cumsum(nbytes[:-1], out=pointers[1:])
         header = IndexHeader(dtype=self.dtype, num_sequences=len(self._lengths), num_boundaries=len(self._boundaries))
-        stream = open(self._temporary_index, "xb")  # noqa: SIM115 - closed on the way out of the next line
-        with stream:
+        with open(self._temporary_index, "xb") as stream:
             stream.write(header.encode())
             stream.write(lengths.data)
             stream.write(pointers.data)
@@ -129,7 +136,8 @@ class StoreWriter:
 
     def _abandon(self) -> None:
         """Remove what was not published. After a publication there is nothing left to remove."""
-        self._stream.close()
+        with suppress(OSError):  # closing writes what is buffered, which a full disk refuses once more
+            self._stream.close()
         _remove(self._temporary_tokens)
         _remove(self._temporary_index)
 
