@@ -118,7 +118,7 @@ def test_an_empty_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
             "one sample needs 28 tokens, this part of the corpus holds 27 (documents: 5)",
         ),
         (["--sample", "0", "--seq-length", "8", "--eod-mask-loss"], "eod"),
-        (["--json", "/nowhere/out.json"], "/nowhere/out.json cannot be written: No such file or directory"),
+        (["--json", "/nowhere/out.json"], "/nowhere/out.json cannot be written: there is no folder /nowhere"),
     ],
 )
 def test_wrong_use_is_one_sentence_and_exit_code_2(

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from headrace.cli.document import check_writable, write_document
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ def inspect(
     """Show what is in a token store: counts, lengths, and with --sample one packed micro batch as a model gets it."""
     if (sample is None) != (seq_length is None):
         raise ConfigError("--sample and --seq-length belong together: which sample, and how many tokens per row")
+    check_writable(json)
     from headrace.cli.inspect_sample import SampleRequest, take_sample
     from headrace.store import TokenStore
 
@@ -63,8 +65,7 @@ def inspect(
             taken = take_sample(store, request)
             document["sample"] = msgspec.to_builtins(taken)
             print_sample(console, taken)
-    if json is not None:
-        write_json(json, document)
+    write_document(json, document)
 
 
 def describe(store: TokenStore) -> dict[str, Any]:
@@ -132,11 +133,3 @@ def print_sample(console: Console, sample: Sample) -> None:
     console.print(f"max_seqlen {sample.max_seqlen}, {sample.num_targets} of {sample.num_positions} are targets")
     if sample.note:
         console.print(sample.note, style="yellow", highlight=False)
-
-
-def write_json(path: Path, document: dict[str, Any]) -> None:
-    """The document, indented, with a line end."""
-    try:
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
