@@ -50,9 +50,8 @@ def launch(folder: Path, *, tp: int) -> None:
         shutdown_timeout=RANK_STOP_TIMEOUT_S,
         logs_specs=DefaultLogsSpecs(log_dir=str(folder / "logs")),
     )
-    # The launcher reports failures in long frames of its own; what the ranks wrote says more.
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    with _environment(_rank_environment(mark, tp)), _signal_handlers_restored():
+    _silence_launcher()
+    with _environment(_rank_environment(mark, tp, folder)), _signal_handlers_restored():
         try:
             elastic_launch(config, sys.executable)("-m", "headrace.demo.worker", str(folder))
         except ChildFailedError as error:
@@ -65,7 +64,7 @@ def launch(folder: Path, *, tp: int) -> None:
             _end_leftovers(mark)
 
 
-def _rank_environment(mark: str, tp: int) -> dict[str, str]:
+def _rank_environment(mark: str, tp: int, folder: Path) -> dict[str, str]:
     num_cores = len(os.sched_getaffinity(0))
     return {
         MARK: mark,
@@ -74,10 +73,19 @@ def _rank_environment(mark: str, tp: int) -> dict[str, str]:
         # Nothing is downloaded, and modules in the current folder are not taken for those of a package.
         "HF_HUB_OFFLINE": "1",
         "PYTHONSAFEPATH": "1",
+        # torch makes this folder when it is imported, and leaves it.
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
         # A rank that waits for a slower one is no news, nor that a profiler starts and stops.
         "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
         "KINETO_LOG_LEVEL": os.environ.get("KINETO_LOG_LEVEL", "99"),
     }
+
+
+def _silence_launcher() -> None:
+    """It reports failures in long frames of its own; what the ranks wrote says more. Each logger has its own level."""
+    for name in logging.root.manager.loggerDict:
+        if name.startswith("torch.distributed.elastic"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def _cause(error: ChildFailedError, folder: Path) -> HeadraceError:

@@ -71,6 +71,8 @@ def main() -> int:
     except Exception as error:
         report(error, folder, rank)
         return 1
+    except KeyboardInterrupt:
+        return 1  # whoever pressed the key knows
     return 0
 
 

@@ -1,0 +1,52 @@
+"""However a demo ends, it says why in a line, soon, and leaves nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.demo.launched import LaunchedDemo
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+MANY_STEPS = ("--steps", "100000", "--seq-length", "64")
+
+
+@pytest.fixture
+def demo(tmp_path: Path, prefix: str) -> LaunchedDemo:
+    return LaunchedDemo(tmp_path, "--corpus", prefix, *MANY_STEPS)
+
+
+def test_a_killed_feeder_is_named_by_each_rank(demo: LaunchedDemo) -> None:
+    feeder = demo.wait_for_feeder()
+    os.kill(feeder, signal.SIGKILL)
+    code, _, error = demo.finish()
+    assert code == 1
+    *lines, last = error.splitlines()
+    assert len(lines) == 2
+    assert all(line.startswith("PeerGone: ") and f"(pid {feeder})" in line for line in lines)
+    assert "failed with PeerGone" in last
+    assert demo.leftovers() == []
+
+
+def test_a_killed_rank_is_named(demo: LaunchedDemo) -> None:
+    feeder = demo.wait_for_feeder()
+    rank = int(Path(f"/proc/{feeder}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(rank, signal.SIGKILL)
+    code, _, error = demo.finish()
+    assert code == 1
+    assert f"rank 0 (pid {rank}) was ended by SIGKILL" in error.splitlines()[-1]
+    assert demo.leftovers() == []
+
+
+def test_an_interrupt_ends_everything(demo: LaunchedDemo) -> None:
+    demo.wait_for_feeder()
+    demo.process.send_signal(signal.SIGINT)
+    code, _, error = demo.finish()
+    assert code != 0
+    assert error.strip() in ("", "Aborted!")
+    assert demo.leftovers() == []
