@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, Generic, Self
 
 import msgspec
+import numpy as np
 
 from headrace import _native
 from headrace.errors import ConfigError, FeedClosed, HeadraceError
@@ -45,7 +46,7 @@ class Feed(Generic[Array]):
     the feed ends on all of them at the same batch. Making it blocks until all ranks have (at most
     `config.start_timeout_s`); ConfigError, the same on every rank, if they disagree. `view` is the part of each batch
     that this rank takes; parts that are no slices are copied into memory of this process. `wrap` and `hand_out` are for
-    subclasses: what becomes of a NumPy view, and of a batch's arrays.
+    subclasses: what becomes of a NumPy view, and of a batch's arrays, given the slot (uint8) they lie in.
     """
 
     def __init__(
@@ -63,11 +64,13 @@ class Feed(Generic[Array]):
         config: FeedConfig | None = None,
         view: View | None = None,
         wrap: Callable[[Any], Array] = lambda array: array,
-        hand_out: Callable[[dict[str, Array]], dict[str, Array]] | None = None,
+        hand_out: Callable[[dict[str, Array], np.ndarray], dict[str, Array]] | None = None,
     ) -> None:
         self.config = config or FeedConfig()
         self._hold = self.config.hold
         self._wrap, self._hand_out = wrap, hand_out or (_copies if self.config.owned else None)
+        self._hands_out_owned = True
+        """What `hand_out` returns is the caller's for ever."""
         self._cutter: Cutter[Array] | None = None
         self._cut_slot_bytes = 0
         if view is not None and not view.takes_everything:
@@ -151,6 +154,12 @@ class Feed(Generic[Array]):
         part, max_seqlen = cutter.cut(arrays, counts[1])
         return part, (counts[0], max_seqlen, *counts[2:])
 
+    @property
+    def _is_ready(self) -> bool:
+        """Whether the next batch can be taken without waiting, and without work of this process."""
+        ring = self._ring
+        return ring is not None and self._ended is None and self._member.host is None and ring.published > ring.version
+
     def _unusual(
         self, ring: RingReader[Array], delivery: _native.Delivery, arrays: dict[str, Array]
     ) -> tuple[dict[str, Array], Metadata, Lender]:
@@ -158,7 +167,8 @@ class Feed(Generic[Array]):
         metadata = msgspec.msgpack.decode(ring.blob(delivery), type=Metadata)
         lender: Lender = self
         if self._hand_out is not None:
-            arrays, lender = self._hand_out(arrays), COPIED
+            arrays = self._hand_out(arrays, ring.slot(delivery))
+            lender = COPIED if self._hands_out_owned else self
         self._source_state = metadata.source_state
         return arrays, metadata, lender
 
@@ -255,7 +265,7 @@ class Feed(Generic[Array]):
         self.close()
 
 
-def _copies(arrays: dict[str, Any]) -> dict[str, Any]:
+def _copies(arrays: dict[str, Any], slot: np.ndarray) -> dict[str, Any]:
     return {name: array.copy() for name, array in arrays.items()}
 
 

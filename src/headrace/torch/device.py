@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-
 import torch
+
 from headrace.spec import ARENA_ALIGNMENT, align
 from headrace.torch.pinning import Pinning, pin
 
@@ -84,11 +84,27 @@ class Accelerator:
         return pin(address, nbytes, self._device.type)
 
 
+class _Place(NamedTuple):
+    """Where a tensor lies in its slot, and hence in a slab."""
+
+    name: str
+    offset: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    nbytes: int
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.nbytes
+
+
 @dataclass(slots=True)
 class _Slab:
     memory: torch.Tensor
-    views: dict[Any, dict[str, torch.Tensor]]
+    views: dict[tuple[_Place, ...], dict[str, torch.Tensor]] = field(default_factory=dict)
     """Tensors by what they show, made once."""
+    others: dict[str, torch.Tensor] = field(default_factory=dict)
+    """Memory for what does not lie in a slot."""
     used_until: Event | None = None
     """Passed when the computation no longer reads the slab."""
 
@@ -114,27 +130,38 @@ class DeviceCopies:
         return self._pinning
 
     def start(self, slot: np.ndarray, tensors: Mapping[str, torch.Tensor]) -> Copy:
-        """Begin to copy the batch that lies in `slot` (uint8 [slot_bytes]); `tensors` are its views of the slot.
+        """Begin to copy a batch: the part of `slot` (uint8 [slot_bytes]) that `tensors` show, in one piece.
 
-        Does not block. The slot must stay as it is until the copy's `has_left_host`.
+        What lies elsewhere, because a view was cut from it on the host, is copied tensor by tensor. Does not block. The
+        slot must stay as it is until the copy's `has_left_host`.
         """
         self._attend(slot)
         base = slot.ctypes.data
         places = tuple(
-            (name, tensor.data_ptr() - base, tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()
+            _Place(name, tensor.data_ptr() - base, tensor.dtype, tuple(tensor.shape), tensor.nbytes)
+            for name, tensor in tensors.items()
+            if tensor.is_contiguous() and 0 <= tensor.data_ptr() - base <= len(slot) - tensor.nbytes
         )
-        begin = min(offset for _, offset, _, _ in places)
-        end = max(tensor.data_ptr() - base + tensor.nbytes for tensor in tensors.values())
+        elsewhere = {name: tensors[name] for name in tensors.keys() - {place.name for place in places}}
         slab = self._next_slab(len(slot))
-        host = torch.from_numpy(slot[begin:end])
         done = self._backend.new_event()
         with self._backend.on(self._stream):
             if slab.used_until is not None:
                 self._stream.wait_event(slab.used_until)
-            self._backend.copy(slab.memory[begin:end], host)
+            if places:
+                begin, end = min(place.offset for place in places), max(place.end for place in places)
+                self._backend.copy(slab.memory[begin:end], torch.from_numpy(slot[begin:end]))
+            arrived = {name: self._copied(slab, name, tensor) for name, tensor in elsewhere.items()}
             done.record(self._stream)
         self._last_copy = done
-        return Copy(self._backend, slab, done, self._views(slab, places))
+        return Copy(self._backend, slab, done, {**self._views(slab, places), **arrived})
+
+    def _copied(self, slab: _Slab, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        target = slab.others.get(name)
+        if target is None or target.shape != tensor.shape or target.dtype != tensor.dtype:
+            target = slab.others[name] = self._backend.empty(tensor.nbytes).view(tensor.dtype).view(tensor.shape)
+        self._backend.copy(target, tensor)
+        return target
 
     def _next_slab(self, nbytes: int) -> _Slab:
         """The one whose use ended longest ago; larger ones when the ring's slots have grown."""
@@ -143,18 +170,19 @@ class DeviceCopies:
             if len(slab.memory) >= nbytes:
                 self._slabs.append(slab)
                 return slab
-        slab = _Slab(self._backend.empty(nbytes), {})
+        slab = _Slab(self._backend.empty(nbytes))
         self._slabs.append(slab)
         return slab
 
     @staticmethod
-    def _views(slab: _Slab, places: tuple[Any, ...]) -> dict[str, torch.Tensor]:
+    def _views(slab: _Slab, places: tuple[_Place, ...]) -> dict[str, torch.Tensor]:
         known = slab.views.get(places)
         if known is None:
             if len(slab.views) >= 256:  # ragged lengths seen; forget them all rather than keep count
                 slab.views.clear()
             known = slab.views[places] = {
-                name: _view(slab.memory, offset, dtype, shape) for name, offset, dtype, shape in places
+                place.name: slab.memory[place.offset : place.end].view(place.dtype).view(place.shape)
+                for place in places
             }
         return known
 
@@ -208,8 +236,3 @@ class Copy:
         event = self._backend.new_event()
         event.record(self._backend.current_stream())
         self._slab.used_until = event
-
-
-def _view(slab: torch.Tensor, offset: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    nbytes = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
-    return slab[offset : offset + nbytes].view(dtype).view(shape)

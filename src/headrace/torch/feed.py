@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import warnings
+from collections import deque
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
-from headrace.errors import ConfigError
-from headrace.feed import Alone, FeedConfig, Source
+from headrace.errors import ConfigError, HeadraceError
+from headrace.feed import Alone, Batch, FeedConfig, Source
 from headrace.feed import Feed as ArrayFeed
 from headrace.feed.agreement import telling_others
 from headrace.packing import View
+from headrace.position import Position
+from headrace.torch.device import Accelerator, Copy, DeviceCopies
 from headrace.torch.group import Group, StoreRendezvous, members_of
 
 DEFAULTS = FeedConfig()
@@ -35,10 +40,13 @@ class Feed(ArrayFeed[torch.Tensor]):
     `source` is PackedTokens or a callable (see headrace.feed.source) that a feeder process reads; `iterator` is given
     by the rank `writer_rank` (counted within the group) that already has one, and is None on the others.
 
-    `device="cpu"`: tensors are views into the ring, valid while the batch is one of the last `hold` batches, or copies
-    with `owned=True`. Another device: copies there, complete when the batch is handed out. Boundaries and counts are
-    host ints either way. `view` is the part of each batch that this rank takes (headrace.packing.View), its own on
-    every rank. Other settings are FeedConfig's. The ranks' global random state is never touched.
+    `device="cpu"`: tensors are views into the ring, valid while the batch is one of the last `hold` batches. Another
+    device: views of memory there, to be used on the stream that is current when the batch is taken, valid in the same
+    sense; the next batch is copied meanwhile, and the host never waits for the device (headrace.torch.device). Copies
+    for keeps with `owned=True`. Boundaries and counts are host ints either way.
+
+    `view` is the part of each batch that this rank takes (headrace.packing.View), its own on every rank. Other settings
+    are FeedConfig's. The ranks' global random state is never touched.
     """
 
     def __init__(
@@ -66,7 +74,15 @@ class Feed(ArrayFeed[torch.Tensor]):
                 self.device = torch.device(device)
             except RuntimeError as error:
                 raise ConfigError(f"{device!r} is no device: {error}") from error
-        copies = config.owned or self.device.type != "cpu"
+        self._device_copies: DeviceCopies | None = None
+        self._ahead: _Ahead | None = None
+        self._handed_out: Position | None = None
+        self._in_use: deque[Copy] = deque()
+        self._copies_of_slots: deque[Copy] = deque()
+        self._users_hold = config.hold
+        if self.device.type != "cpu" and not config.owned:
+            self._device_copies = DeviceCopies(Accelerator(self.device), num_slabs=config.hold + 1)
+            config = _with_room_to_copy_ahead(config)
         super().__init__(
             source,
             iterator=iterator,
@@ -80,11 +96,76 @@ class Feed(ArrayFeed[torch.Tensor]):
             config=config,
             view=view,
             wrap=as_tensor,
-            hand_out=partial(_copied, device=self.device) if copies else None,
+            hand_out=self._start_copy
+            if self._device_copies
+            else partial(_copied, device=self.device)
+            if config.owned
+            else None,
         )
+        if self._device_copies is not None:
+            self._hands_out_owned = False
+            # Runs after the ring is left, so the copies are waited for in close() as well; here for who never closes.
+            self._member.resources.callback(self._device_copies.close)
+
+    # -- another device: the next batch is copied while this one is used -----------------------------------------------
+
+    def __next__(self) -> Batch[torch.Tensor]:
+        """The next batch, see headrace.feed.Feed. On another device: to be used on the stream that is current now."""
+        if self._device_copies is None:
+            return super().__next__()
+        ahead = self._ahead or self._fetch()
+        self._ahead = None
+        if len(self._in_use) == self._users_hold:
+            self._in_use.popleft().retire()
+        self._in_use.append(ahead.copy)
+        ahead.copy.hand_over()
+        self._handed_out = ahead.position
+        if self._is_ready:
+            # What ends the feed is told with the next call; this batch is good.
+            with contextlib.suppress(HeadraceError, StopIteration):
+                self._ahead = self._fetch()
+        return ahead.batch
+
+    def _fetch(self) -> _Ahead:
+        # Taking a batch hands back the slots of all but the last `hold - 1`: those whose copies are long over.
+        while len(self._copies_of_slots) >= self.config.hold:
+            self._copies_of_slots.popleft().wait_until_left_host()
+        batch = super().__next__()
+        return _Ahead(batch=batch, copy=self._copies_of_slots[-1], position=super()._position())
+
+    def _start_copy(self, tensors: dict[str, torch.Tensor], slot: np.ndarray) -> dict[str, torch.Tensor]:
+        assert self._device_copies is not None
+        copy = self._device_copies.start(slot, tensors)
+        self._copies_of_slots.append(copy)
+        return copy.tensors
+
+    def _position(self) -> Position:
+        """Of the batch that was handed out, not of the one that is copied ahead."""
+        return self._handed_out or super()._position()
+
+    def close(self) -> None:
+        """See headrace.feed.Feed. Waits for the copy that is under way: its slot may be written again afterwards."""
+        if self._device_copies is not None:
+            self._device_copies.close()
+        super().close()
 
 
-def _copied(tensors: dict[str, torch.Tensor], *, device: torch.device) -> dict[str, torch.Tensor]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Ahead:
+    """A batch that is being copied, or is on the device, and where the feed is once it has been handed out."""
+
+    batch: Batch[torch.Tensor]
+    copy: Copy
+    position: Position
+
+
+def _with_room_to_copy_ahead(config: FeedConfig) -> FeedConfig:
+    """A slot more is held than the user holds batches: the one that is being copied from."""
+    hold = config.hold + 1
+    return dataclasses.replace(config, hold=hold, num_slots=max(config.num_slots, hold + 1))
+
+
+def _copied(tensors: dict[str, torch.Tensor], slot: np.ndarray, *, device: torch.device) -> dict[str, torch.Tensor]:
     # From pageable memory the copy is over when the call returns, so the slot may be written again afterwards.
     return {name: tensor.to(device, copy=True) for name, tensor in tensors.items()}
 

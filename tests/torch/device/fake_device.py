@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 import torch
+
 from headrace.torch.pinning import Pinning
 
 

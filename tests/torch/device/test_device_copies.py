@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
 import torch
+
 from headrace.shm.slots import ReadableSlots, WritableSlots, split
 from headrace.spec import BatchSpec, Field
 from headrace.torch.device import Copy, DeviceCopies
