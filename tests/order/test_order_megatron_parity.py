@@ -12,7 +12,8 @@ from headrace.errors import ConfigError
 from headrace.order import MegatronOrder, OrderRules, blend_megatron, split_range
 from headrace.order.draw import Drawing, running_numbers
 from headrace.order.sample_index import build_sample_index
-from headrace.store import StoreWriter, TokenStore
+from headrace.store import StoreWriter, TokenStore, standard_library
+from headrace.store.text import find_texts
 
 from .oracle import Documents, dataset_from_files, dataset_in_memory, row
 
@@ -219,6 +220,28 @@ def test_whole_datasets_from_files_deliver_the_same_rows(
             ids = tokens_of(chosen, order, sample)
             assert ids[:-1] == expected["tokens"].tolist()
             assert ids[1:] == expected["labels"].tolist()
+
+
+def test_every_row_of_real_text_is_megatrons(tmp_path: Path) -> None:
+    """Source files of the standard library, a byte a token: real lengths over four orders of magnitude, two epochs."""
+    with StoreWriter(tmp_path / "text", np.uint16) as writer:
+        for path in find_texts(standard_library(), "*.py")[:250]:
+            writer.add_document(np.frombuffer(path.read_bytes(), np.uint8))
+    store = TokenStore(tmp_path / "text")
+    samples = int(1.5 * store.num_tokens) // 4096
+    dataset = dataset_from_files(
+        [store.prefix], None, samples, split="1", sequence_length=4096, random_seed=1234, path_to_cache=str(tmp_path)
+    )[0]
+    order = MegatronOrder(store.lengths, OrderRules(sequence_length=4096, num_samples=samples, split="1"))
+    assert order.plan.num_epochs == 2
+    assert len(order) == len(dataset) > 500
+    expected = np.empty(4097, np.uint16)
+    for sample in range(len(order)):
+        filled = 0
+        for part in order.parts(sample):
+            filled += store.read_into(expected[filled:], part.document, part.offset, part.length)
+        assert filled == 4097
+        assert np.array_equal(row(dataset, sample), expected)
 
 
 def test_a_blend_keeps_its_rules_per_corpus(stores: list[TokenStore]) -> None:
