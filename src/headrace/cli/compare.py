@@ -44,11 +44,13 @@ def print_comparison(console: Console, found: RunComparison) -> None:
     """The table, what ran differently, and the verdict in one line."""
     table = Table(title=f"A {found.run_a}   B {found.run_b}", title_justify="left", box=SIMPLE_HEAD)
     for column in ("", "A", "B", "B / A", "95 % interval", "B is"):
-        to_the_left = column in ("", "B is")
-        table.add_column(column, justify="left" if to_the_left else "right", no_wrap=column != "B is")
+        table.add_column(column, justify="left" if column in ("", "B is") else "right", no_wrap=True)
     for metric in found.metrics:
         table.add_row(*row(metric))
     console.print(table)
+    for metric in found.metrics:
+        if metric.reason is not None and (metric.a is not None or metric.b is not None):
+            console.print(f"{metric.name}: {metric.reason}", style="dim", markup=False, highlight=False)
     for difference in found.differences:
         console.print(f"different: {difference}", markup=False)
     if found.linearity is not None:
@@ -67,14 +69,16 @@ def print_comparison(console: Console, found: RunComparison) -> None:
 
 
 def row(metric: MetricComparison) -> tuple[str, ...]:
-    """One line of the table; without a ratio the last column says why."""
+    """One line of the table."""
     values = (in_unit(metric.a, metric.unit), in_unit(metric.b, metric.unit))
-    if metric.ratio is None or metric.ratio.low is None or metric.ratio.high is None:
-        estimate = "" if metric.ratio is None or metric.ratio.estimate is None else f"{metric.ratio.estimate:.3f}"
-        return (metric.name, *values, estimate, "", metric.reason or "cannot tell")
-    interval = f"{metric.ratio.low:.3f}..{metric.ratio.high:.3f}"
+    ratio = interval = ""
+    if metric.ratio is not None and metric.ratio.estimate is not None:
+        ratio = f"{metric.ratio.estimate:.3f}"
+        if metric.ratio.low is not None and metric.ratio.high is not None:
+            interval = f"{metric.ratio.low:.3f}..{metric.ratio.high:.3f}"
     colour = COLOURS[metric.verdict]
-    return (metric.name, *values, f"{metric.ratio.estimate:.3f}", interval, f"[{colour}]{metric.verdict}[/{colour}]")
+    said = "" if metric.reason else f"[{colour}]{metric.verdict}[/{colour}]"
+    return (metric.name, *values, ratio, interval, said)
 
 
 def in_unit(value: float | None, unit: str) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from headrace.cli.document import check_writable, write_document
 from headrace.errors import ConfigError
@@ -156,7 +157,7 @@ def print_results(console: Console, table: dict[str, BatchSizeResult | BatchSize
         for one in result.tried:
             rate = one.samples_per_s
             speeds = ("", "") if rate is None else (f"{rate:,.2f}", f"{rate * seq_length:,.0f}")
-            probes.add_row(str(one.batch_size), "yes" if one.fits else "no", *speeds, (one.reason or "")[:60])
+            probes.add_row(str(one.batch_size), "yes" if one.fits else "no", *speeds, Text(one.reason or ""))
         console.print(probes)
         limit = " (the limit of --upper)" if result.reached_upper else ""
         note = f"; {result.note}" if result.note else ""

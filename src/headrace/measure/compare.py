@@ -1,8 +1,9 @@
 """Two recorded runs side by side: better, worse, or cannot tell.
 
-The interval covers the noise inside the runs: consecutive steps are put into blocks, and blocks are resampled. It does
-not cover what differs between two starts of the same job (placement, temperature, neighbours): a difference of a few
-per cent between two single runs is worth repeating before it is worth believing.
+The interval covers the noise inside the runs: consecutive steps are put into blocks, long enough that neighbouring
+blocks do not resemble each other, and blocks are resampled. It does not cover what differs between two starts of the
+same job (placement, temperature, neighbours): a difference of a few per cent between two single runs is worth repeating
+before it is worth believing.
 """
 
 from __future__ import annotations
@@ -17,9 +18,17 @@ from headrace.measure.job import Job, scaling_point
 from headrace.measure.linearity import Linearity, StrongScaling, compare_scaling, strong_scaling
 from headrace.measure.phases import PHASES
 from headrace.measure.record import RunFacts, StepRecord
-from headrace.measure.statistics import RatioInterval, Verdict, ratio_interval, verdict
+from headrace.measure.statistics import (
+    MIN_BLOCKS,
+    RatioInterval,
+    Verdict,
+    neighbours_resemble,
+    ratio_interval,
+    verdict,
+)
 
-NUM_BLOCKS = 20
+NUM_BLOCKS = (20, 14, 10, 8, MIN_BLOCKS)
+"""Tried in this order: fewer blocks are longer, and less alike where a run drifts."""
 COMPARED_FACTS = (
     "label", "world_size", "data_parallel_size", "tensor_parallel_size", "pipeline_parallel_size",
     "context_parallel_size", "num_nodes", "device", "device_name", "dtype", "sequence_length", "attention", "recompute",
@@ -72,7 +81,7 @@ def compare_runs(a: Job, b: Job, *, smallest_effect: float = 0.01) -> RunCompari
         plain_metric("peak reserved", "bytes", a.peak_reserved_bytes, b.peak_reserved_bytes),
         plain_metric("peak resident", "bytes", a.peak_rss_bytes, b.peak_rss_bytes),
     ]
-    deciding = next((metric for metric in metrics[:3] if metric.ratio is not None), metrics[2])
+    deciding = next((metric for metric in metrics[:3] if metric.a is not None and metric.b is not None), metrics[2])
     linear, strong = scaling(a, b)
     return RunComparison(
         run_a=a.facts.run,
@@ -125,16 +134,17 @@ def compare_metric(
     blocks_a, blocks_b = block_rates(a.counting_steps, measure), block_rates(b.counting_steps, measure)
     mean_a, mean_b = (None if blocks is None else float(np.mean(blocks)) for blocks in (blocks_a, blocks_b))
     if blocks_a is None or blocks_b is None:
-        missing = "A" if blocks_a is None else "B"
+        why = f"not measured in {'A' if blocks_a is None else 'B'}"
+    elif min(blocks_a) <= 0.0 or min(blocks_b) <= 0.0:
+        why = "zero in some steps: there is no ratio"
+    elif neighbours_resemble(blocks_a) or neighbours_resemble(blocks_b):
+        why = f"run {'A' if neighbours_resemble(blocks_a) else 'B'} drifts: its figure depends on when one looks"
+    else:
+        why = None
+    if why is not None or blocks_a is None or blocks_b is None:
         return MetricComparison(
-            name=name, unit=unit, a=mean_a, b=mean_b, better=better, ratio=None, verdict="cannot tell",
-            reason=f"not measured in {missing}",
-        )  # fmt: skip
-    if min(blocks_a) <= 0.0 or min(blocks_b) <= 0.0:
-        return MetricComparison(
-            name=name, unit=unit, a=mean_a, b=mean_b, better=better, ratio=None, verdict="cannot tell",
-            reason="zero in some steps: there is no ratio",
-        )  # fmt: skip
+            name=name, unit=unit, a=mean_a, b=mean_b, better=better, ratio=None, verdict="cannot tell", reason=why
+        )
     ratio = ratio_interval(blocks_b, blocks_a, statistic="mean", paired=False)
     return MetricComparison(
         name=name,
@@ -149,13 +159,22 @@ def compare_metric(
 
 
 def block_rates(steps: Sequence[StepRecord], measure: Measure) -> list[float] | None:
-    """Sum over sum in each of at most NUM_BLOCKS blocks of consecutive steps; None when a step lacks the figure."""
+    """Sum over sum in blocks of consecutive steps; None when a step lacks the figure.
+
+    As many blocks of NUM_BLOCKS as leave neighbours unlike each other, at least the last of them.
+    """
     parts = [measure(step) for step in steps]
     known = [part for part in parts if part is not None]
     if not known or len(known) < len(parts):
         return None
-    blocks = np.array_split(np.array(known, dtype=np.float64), min(NUM_BLOCKS, len(known)))
-    return [float(block[:, 0].sum() / block[:, 1].sum()) for block in blocks]
+    values = np.array(known, dtype=np.float64)
+    rates: list[float] = []
+    for num_blocks in NUM_BLOCKS:
+        blocks = np.array_split(values, min(num_blocks, len(known)))
+        rates = [float(block[:, 0].sum() / block[:, 1].sum()) for block in blocks]
+        if not neighbours_resemble(rates):
+            break
+    return rates
 
 
 def plain_metric(name: str, unit: str, a: float | None, b: float | None) -> MetricComparison:

@@ -9,7 +9,7 @@ left. A phase that could not be seen is None and has a reason; its time is then 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -21,7 +21,14 @@ EXCLUDED = ("evaluation", "checkpoint")
 SLOTS = ("other", "data", *DATA_PARTS, "forward", "backward", "optimizer", "post", "communication", *EXCLUDED)
 """Where a moment of the loop can be booked. Slot 0 is time outside every span."""
 SLOT = {name: slot for slot, name in enumerate(SLOTS)}
+DATA_PART_SLOTS = tuple(SLOT[name] for name in DATA_PARTS)
+EXCLUDED_SLOTS = tuple(SLOT[name] for name in EXCLUDED)
 COMPUTING = ("forward", "backward", "optimizer", "post")
+PHASE_SLOTS = (
+    ("data", (SLOT["data"], *DATA_PART_SLOTS)),
+    *((name, (SLOT[name],)) for name in (*COMPUTING, "communication")),
+)
+"""The phases that spans are booked on, and where."""
 
 NO_SPAN = "no span of this phase in this step"
 NO_QUEUE = "the host computes itself: there is no device queue that could run dry"
@@ -44,7 +51,7 @@ class StepTimes:
     data_parts_ns: dict[str, int]
     """Those of DATA_PARTS that were bracketed; part of phases_ns["data"]."""
     host_ns: dict[str, int]
-    """Where the host's own time went. Differs from the phases when a device does the work."""
+    """Where the host's own time went while a device did the work; empty on the host's own timeline."""
     excluded_ns: dict[str, int]
     reasons: dict[str, str]
     """Why a phase is None."""
@@ -60,7 +67,7 @@ class Sight:
     cannot be seen here; `spoiled` phases were measured wrongly in this step.
     """
 
-    observed: frozenset[str] = frozenset()
+    observed: Set[str] = frozenset()
     unseen: Mapping[str, str]
     spoiled: Mapping[str, str]
 
@@ -80,38 +87,44 @@ def divide(
 
     `totals_ns` is booked on `timeline`, `host_totals_ns` always on the host's clock.
     """
-    host_ns = {SLOTS[slot]: host_totals_ns[slot] for slot in range(len(SLOTS)) if counts[slot] or slot == 0}
-    excluded = {name: totals_ns[SLOT[name]] for name in EXCLUDED if counts[SLOT[name]]}
-    step_ns = sum(totals_ns) - sum(totals_ns[SLOT[name]] for name in EXCLUDED)
+    excluded_ns = {SLOTS[slot]: totals_ns[slot] for slot in EXCLUDED_SLOTS if counts[slot]}
+    step_ns = sum(totals_ns) - sum(excluded_ns.values())
+    host_ns = {}
+    if timeline == "device":
+        host_ns = {name: spent for name, spent, count in zip(SLOTS, host_totals_ns, counts, strict=True) if count}
+        host_ns["other"] = host_totals_ns[0]
     if step_ns <= 0 or min(totals_ns) < 0:
-        return nothing(index, timeline, f"the {timeline} clock did not move forward", host_ns, excluded, notes)
-    booked = {name: totals_ns[SLOT[name]] for name in (*COMPUTING, "communication")}
-    booked["data"] = sum(totals_ns[SLOT[name]] for name in ("data", *DATA_PARTS))
-    spans = {name: counts[SLOT[name]] for name in booked}
-    spans["data"] = sum(counts[SLOT[name]] for name in ("data", *DATA_PARTS))
+        return nothing(index, timeline, f"the {timeline} clock did not move forward", host_ns, excluded_ns, notes)
     phases: dict[str, int | None] = dict.fromkeys(PHASES)
     reasons: dict[str, str] = {}
-    for name in booked:
-        if name in sight.spoiled:
-            reasons[name] = sight.spoiled[name]
-        elif name in sight.unseen:
-            reasons[name] = sight.unseen[name]
-        elif spans[name] or name in sight.observed:
-            phases[name] = booked[name]
+    left = step_ns
+    for name, slots in PHASE_SLOTS:
+        booked = spans = 0
+        for slot in slots:
+            booked += totals_ns[slot]
+            spans += counts[slot]
+        reason = sight.spoiled.get(name) or sight.unseen.get(name)
+        if reason is None and not spans and name not in sight.observed:
+            reason = NO_SPAN
+        if reason is None:
+            phases[name] = booked
+            left -= booked
         else:
-            reasons[name] = NO_SPAN
+            reasons[name] = reason
     if scheduling_ns is None:
         reasons["scheduling"] = sight.unseen.get("scheduling", NO_QUEUE)
-    phases["scheduling"] = scheduling_ns
-    phases["other"] = step_ns - sum(value for value in phases.values() if value is not None)
+    else:
+        phases["scheduling"] = scheduling_ns
+        left -= scheduling_ns
+    phases["other"] = left
     return StepTimes(
         index=index,
         timeline=timeline,
         step_ns=step_ns,
         phases_ns=phases,
-        data_parts_ns={name: totals_ns[SLOT[name]] for name in DATA_PARTS if counts[SLOT[name]]},
+        data_parts_ns={SLOTS[slot]: totals_ns[slot] for slot in DATA_PART_SLOTS if counts[slot]},
         host_ns=host_ns,
-        excluded_ns=excluded,
+        excluded_ns=excluded_ns,
         reasons=reasons,
         notes=notes,
     )

@@ -128,7 +128,7 @@ def step_record(
         step_ns=times.step_ns,
         phases_ns=times.phases_ns,
         data_parts_ns=times.data_parts_ns,
-        host_ns=times.host_ns if times.timeline == "device" else {},
+        host_ns=times.host_ns,
         excluded_ns=times.excluded_ns,
         reasons={name: reason for name, reason in times.reasons.items() if reason not in (NO_SPAN, NO_QUEUE)},
         notes=times.notes,

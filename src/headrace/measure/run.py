@@ -158,7 +158,6 @@ class Run:
         self.write(record)
         if not record.warmup:
             self.window.add(record)
-            self.total.add(record)
         if (times.index + 1) % self.log_every == 0:
             self.report(record)
 
@@ -166,17 +165,13 @@ class Run:
         """Close the window that ends with `last`: memory, slow rank, logger, terminal."""
         memory = self.memory()
         self.look_for_slow_rank(last)
-        window = Window(
-            step=last.step, summary=summarise(self.window, self.facts), memory=memory, slow_rank=self.slow_rank
-        )
-        self.window = Totals()
-        self.write(
-            WindowRecord(
-                run=self.facts.run, rank=self.facts.rank, step=last.step, memory=memory, slow_rank=self.slow_rank
-            )
-        )
-        if window.summary.num_steps == 0:
+        finished, self.window = self.window, Totals()
+        self.total.merge(finished)
+        self.write(self.window_record(last.step, memory))
+        if finished.num_steps == 0 or (self.log_metrics is None and self.print_line is None):
             return
+        summary = summarise(finished, self.facts)
+        window = Window(step=last.step, summary=summary, memory=memory, slow_rank=self.slow_rank)
         if self.log_metrics is not None:
             try:
                 self.log_metrics(metrics(window), last.step)
@@ -190,7 +185,7 @@ class Run:
                 self.print_line = None
                 self.drop("the terminal line", error)
 
-    def memory(self) -> MemoryUse:
+    def memory(self, *, proportional: bool = False) -> MemoryUse:
         """The window's peaks; begins a new window."""
         device: DeviceMemory | None = None
         reason: str | None = "no device memory to read: the host computes"
@@ -200,7 +195,7 @@ class Run:
             except Exception as error:
                 self.read_device_memory = None
                 reason = self.drop("reading device memory", error)
-        return MemoryUse(host=host_memory(), device=device, reason=reason)
+        return MemoryUse(host=host_memory(proportional=proportional), device=device, reason=reason)
 
     def look_for_slow_rank(self, last: StepRecord) -> None:
         """Send this window's sums; judge whatever windows of all ranks have arrived meanwhile."""
@@ -213,6 +208,11 @@ class Run:
         except Exception as error:
             self.gather, self.slow_rank = None, None
             self.drop("watching for the slow rank", error)
+
+    def window_record(self, step: int, memory: MemoryUse) -> WindowRecord:
+        """The line of a window that ends with `step`."""
+        facts = self.facts
+        return WindowRecord(run=facts.run, rank=facts.rank, step=step, memory=memory, slow_rank=self.slow_rank)
 
     def write(self, line: StepRecord | WindowRecord) -> None:
         """Append to the records; a window's line also hands everything to the system."""
@@ -233,9 +233,10 @@ class Run:
         """
         if self.closed is None:
             self.step.close()
-            if self.window.num_steps and self.total.last_step is not None:
-                last = self.total.last_step
-                self.write(WindowRecord(run=self.facts.run, rank=self.facts.rank, step=last, memory=self.memory()))
+            self.total.merge(self.window)
+            self.window = Totals()
+            if self.step.index:
+                self.write(self.window_record(self.step.index - 1, self.memory(proportional=True)))
             for undo in (*self.at_close, *([] if self.writer is None else [self.writer.close])):
                 try:
                     undo()
@@ -246,7 +247,12 @@ class Run:
 
     def summary(self) -> Summary:
         """The figures of all steps so far that count."""
-        return self.closed or summarise(self.total, self.facts)
+        if self.closed is not None:
+            return self.closed
+        so_far = Totals()
+        so_far.merge(self.total)
+        so_far.merge(self.window)
+        return summarise(so_far, self.facts)
 
     def __enter__(self) -> Run:
         return self

@@ -172,6 +172,19 @@ def resampled_ratios(
     return ratios
 
 
+def neighbours_resemble(blocks: Values) -> bool:
+    """Whether blocks are still too short to be resampled one by one: their lag-1 autocorrelation exceeds 2 / sqrt(n).
+
+    2 / sqrt(n) is the usual 95 % bound of a series without memory (Box and Jenkins, Time Series Analysis).
+    """
+    array = np.asarray(blocks, dtype=np.float64)
+    if array.size < 3:
+        return False
+    centred = array - array.mean()
+    power = float(np.dot(centred, centred))
+    return power > 0.0 and float(np.dot(centred[:-1], centred[1:])) / power > 2.0 / math.sqrt(array.size)
+
+
 def positive(values: Values, side: str) -> npt.NDArray[np.float64]:
     """`values` as float64, each checked: a time or a rate that is not above zero is a broken measurement."""
     array = np.asarray(values, dtype=np.float64)

@@ -230,7 +230,7 @@ class Step:
             notes = tuple(self.notes)
             if self.foreign_spans:
                 notes += (f"{self.foreign_spans} spans from other threads were left out",)
-            sight = Sight(observed=frozenset(self.observed), unseen=self.unseen, spoiled=self.spoiled)
+            sight = Sight(observed=self.observed, unseen=self.unseen, spoiled=self.spoiled)
             step = WaitingStep(self.index, [], self.totals_ns, self.counts, sight, notes, payload)
             self.index += 1
             self.forget_step()

@@ -97,6 +97,23 @@ class Totals:
         for name, value in step.data_parts_ns.items():
             self.data_parts_ns[name] = self.data_parts_ns.get(name, 0) + value
 
+    def merge(self, later: Totals) -> None:
+        """Add the steps of `later`, which came after these."""
+        self.num_steps += later.num_steps
+        self.untimed += later.untimed
+        self.first_step = later.first_step if self.first_step is None else self.first_step
+        self.last_step = self.last_step if later.last_step is None else later.last_step
+        self.step_ns += later.step_ns
+        for name in ("samples", "tokens", "padded_tokens", "model_flops", "hardware_flops", "squared_lengths"):
+            setattr(self, name, plus(getattr(self, name), getattr(later, name)))
+        for name in ("phases_ns", "data_parts_ns", "excluded_ns", "notes"):
+            mine = getattr(self, name)
+            for key, value in getattr(later, name).items():
+                if name != "notes" or key in mine or len(mine) < MAX_NOTES:
+                    mine[key] = mine.get(key, 0) + value
+        for name, reason in later.phase_reasons.items():
+            self.phase_reasons.setdefault(name, reason)
+
     def phase_ns(self, name: str) -> int | None:
         """Sum of a phase; None when any step lacked it."""
         return None if name in self.phase_reasons or not self.num_steps else self.phases_ns[name]

@@ -46,14 +46,12 @@ def attach_forward(step: Step, model: torch.nn.Module) -> list[Undo]:
     """Bracket the outermost module's forward, also when it raises. Evaluation mode is not training."""
     entered = 0
 
-    @torch.compiler.disable
     def before(module: torch.nn.Module, inputs: Any) -> None:
         nonlocal entered
         if module.training:
             entered += 1
             step.forward.__enter__()
 
-    @torch.compiler.disable
     def after(module: torch.nn.Module, inputs: Any, output: Any) -> None:
         nonlocal entered
         if entered:
