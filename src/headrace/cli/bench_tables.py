@@ -111,9 +111,8 @@ def print_figures(record: Record, console: Console) -> None:
     table = Table(title="figures to reach")
     for name in ("figure", "target", "found", ""):
         table.add_column(name, justify="right" if name in ("target", "found") else "left")
-    for figure in record["summary"]["figures"]:
-        if figure["reached"] is None:
-            continue
+    covered = [figure for figure in record["summary"]["figures"] if figure["reached"] is not None]
+    for figure in covered:
         sign = ">=" if figure["reached_by"] == "at least" else "<="
         table.add_row(
             figure["what"],
@@ -121,7 +120,8 @@ def print_figures(record: Record, console: Console) -> None:
             plain(figure["value"]),
             "reached" if figure["reached"] else "[red]missed[/]",
         )
-    console.print(table)
+    if covered:
+        console.print(table)
     print_skipped(record, console)
 
 
