@@ -68,9 +68,9 @@ class Party:
         self.names.clear()
         for feeder in feeders_of(self.group):
             await_end(feeder)
-        counts = [one["segments"] for one in self.group.all("census")]
-        assert counts == [0] * self.group.num_ranks, "a closed feed leaves no segment mapped"
-        return {str(rank): one["descriptors"] for rank, one in enumerate(self.group.all("census"))}
+        left = self.group.all("census")
+        assert [one["segments"] for one in left] == [0] * self.group.num_ranks, "a closed feed leaves no segment mapped"
+        return {str(rank): one["descriptors"] for rank, one in enumerate(left)}
 
 
 def as_described(index: int, item: dict[str, Any]) -> dict[str, Any]:

@@ -168,13 +168,12 @@ class Rank:
         return [repr(state) for state in random_states]
 
     def census(self) -> dict[str, int]:
-        """What a closed feed must not leave: descriptors, segments, threads."""
-        gc.collect()
-        maps = Path("/proc/self/maps").read_text()
+        """What a closed feed must not leave: descriptors and segments."""
+        if "memfd:headrace" in Path("/proc/self/maps").read_text():
+            gc.collect()  # what an error's traceback refers to; with torch, a tenth of a second
         return {
             "descriptors": len(os.listdir("/proc/self/fd")),
-            "segments": maps.count("memfd:headrace"),
-            "threads": sum(thread.name != "MainThread" for thread in threading.enumerate()),
+            "segments": Path("/proc/self/maps").read_text().count("memfd:headrace"),
         }
 
     # -- ends ----------------------------------------------------------------------------------------------------------
