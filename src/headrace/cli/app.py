@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 
 from headrace.cli import bench
+from headrace.cli.analyze import analyze
 from headrace.cli.compare import compare
 from headrace.cli.demo import demo
 from headrace.cli.inspect import inspect
@@ -26,6 +27,7 @@ app = typer.Typer(
 )
 app.command("demo")(demo)
 app.command("inspect")(inspect)
+app.command("analyze")(analyze)
 app.command("compare")(compare)
 app.command("tune")(tune)
 app.add_typer(bench.app, name="bench")

@@ -13,4 +13,4 @@ from headrace.traces.document import VERSION, to_document
 from headrace.traces.groups import parse_groups
 from headrace.traces.timeline import Group, RankTrace
 
-__all__ = ["Analysis", "Group", "RankTrace", "VERSION", "analyze", "judge", "parse_groups", "to_document"]
+__all__ = ["VERSION", "Analysis", "Group", "RankTrace", "analyze", "judge", "parse_groups", "to_document"]

@@ -79,10 +79,13 @@ class EventFile(Generic[EventT]):
                     self._set_envelope(ended[1] + window.read_rest())
                     return
                 if events is None:
-                    events, kept = self._salvage(window.text()[:end], may_continue=True)
-                    next_start = next_start if kept == end else kept
-                yield events
-                window.drop(next_start)
+                    events, decided = self._salvage(window.text()[:end], may_continue=True)
+                    next_start = next_start if decided == end else decided
+                if next_start:
+                    yield events
+                    window.drop(next_start)
+                else:
+                    window.grow()
             yield self._finish(window.text())
             self.truncated |= source.damaged
 
@@ -136,8 +139,8 @@ class EventFile(Generic[EventT]):
     def _salvage(self, text: bytes, *, may_continue: bool) -> tuple[list[EventT], int]:
         """Decode event by event; returns the good ones and how much of `text` is decided.
 
-        If the last piece is broken and the file continues, it may have been cut inside an event: it is left for the
-        next batch, where it stands first and is decided.
+        Near the end of `text` a piece that does not decode may only have been cut inside an event. If the file
+        continues, it is left for the next batch, where enough follows to decide.
         """
         borders = [border.span() for border in _BORDER_BEFORE_KEY.finditer(text)]
         starts = [0, *(end for _, end in borders)]
@@ -152,7 +155,7 @@ class EventFile(Generic[EventT]):
                     piece = last + 1
                     break
             else:
-                if may_continue and 0 < piece == len(starts) - 1:
+                if may_continue and piece + MAX_GLUED > len(starts):
                     return events, starts[piece]
                 self.skipped += 1
                 piece += 1

@@ -33,7 +33,7 @@ MIN_SHARED = 0.5
 """Numbers that two ranks share, as a part of the shorter list; below it the numbers mean different things."""
 
 STEADIER = 0.5
-"""Order beats sequence when its ends scatter less than this times as much."""
+"""One pairing beats another when its ends scatter less than this times as much."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -167,18 +167,21 @@ def _align(
     mine: list[int],
     offset_ns: float | None,
 ) -> Pairs:
-    """Align two lists that differ. Of several shifts that fit equally well, the one whose ends agree best."""
+    """Align two lists that differ. Of several shifts that fit equally well, the one whose ends agree clearly best; if
+    none does, nobody can tell, and nothing is paired."""
     left = [reference[place].signature for place in theirs]
     right = [own[index].signature for index in mine]
-    shifts = range(-len(right) + 1, len(left))
     fitting: list[tuple[int, float, Pairs]] = []
-    for shift in shifts:
+    for shift in range(-len(right) + 1, len(left)):
         overlap = range(max(0, shift), min(len(left), shift + len(right)))
         if all(left[place] == right[place - shift] for place in overlap):
             pairs = {theirs[place]: mine[place - shift] for place in overlap}
-            fitting.append((len(pairs), -_disagreement(reference, own, pairs, offset_ns), pairs))
-    if fitting and (most := max(size for size, _, _ in fitting)) >= MIN_SHARED * min(len(left), len(right)):
-        return max((fit for fit in fitting if fit[0] == most), key=lambda fit: fit[1])[2]
+            fitting.append((len(pairs), _disagreement(reference, own, pairs, offset_ns), pairs))
+    most = max((size for size, _, _ in fitting), default=0)
+    if most >= MIN_SHARED * min(len(left), len(right)):
+        best, *others = sorted((fit for fit in fitting if fit[0] == most), key=lambda fit: fit[1])
+        is_clear = not others or best[1] < STEADIER * others[0][1]
+        return best[2] if is_clear else {}
     # Something is missing in the middle: the longest common blocks.
     blocks = SequenceMatcher(None, left, right, autojunk=False).get_matching_blocks()
     return {theirs[block.a + i]: mine[block.b + i] for block in blocks for i in range(block.size)}

@@ -37,8 +37,8 @@ def waits_by_peer(traces: Sequence[RankTrace]) -> tuple[RankWaits, ...]:
 
 
 def lateness_by_peer(traces: Sequence[RankTrace]) -> dict[RankStep, int]:
-    """(peer, step) -> by how much the peer was later than the others, as the median of the ranks that waited for it:
-    wait for the peer - median wait for all other peers. Only ranks that somebody waited for longest."""
+    """(peer, step) -> by how much the peer was later than the others: the longest wait that led to it - the median
+    wait for all other peers, median over the ranks that waited for it."""
     own: dict[int, dict[int | None, dict[int, int]]] = {}
     for trace in traces:
         if trace.rank is not None and trace.peer_waits:
@@ -46,10 +46,10 @@ def lateness_by_peer(traces: Sequence[RankTrace]) -> dict[RankStep, int]:
     extra: defaultdict[RankStep, list[int]] = defaultdict(list)
     for rank, steps in own.items():
         for step, waited in steps.items():
-            peer = _root(rank, step, own)
-            others = [wait_ns for other, wait_ns in waited.items() if other != peer]
-            if peer is not None:
-                extra[peer, step].append(waited.get(peer, 0) - round(median(others) if others else 0))
+            root = _root(rank, step, own)
+            if root is not None:
+                longest, *others = sorted(waited.values(), reverse=True)
+                extra[root, step].append(longest - round(median(others) if others else 0))
     return {key: round(median(found)) for key, found in extra.items() if median(found) > 0}
 
 

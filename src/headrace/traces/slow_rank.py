@@ -162,7 +162,8 @@ def _accuse(
     traced = any(trace.rank == chief.rank for trace in traces)
     excess = excess_over_stage(traces, steps, chief.rank) if traced else None
     late = {suspect.rank for suspect in suspects}
-    verdict, why = _classify(chief, excess, _whole_host(traces, late))
+    peers = "the others" if all(trace.stage is None for trace in traces) else "the others of its stage"
+    verdict, why = _classify(chief, excess, _whole_host(traces, late), peers)
     evidence |= {
         "explained_by": why,
         "lateness_us_by_step": {str(step): _us(lateness_ns.get((chief.rank, step), 0)) for step in steps.numbers},
@@ -193,18 +194,18 @@ def _accuse(
     )
 
 
-def _classify(chief: _Suspect, excess: Excess | None, host: str | None) -> tuple[Verdict, str]:
+def _classify(chief: _Suspect, excess: Excess | None, host: str | None, peers: str) -> tuple[Verdict, str]:
     if host is not None:
         return "host", f"so are all traced ranks of host {host}"
     if excess is None:
         return "card", "card or host cannot be told apart from outside"
     needed_us = EXPLAINS * chief.mean_ns / 1000
     if excess.computing_us is not None and excess.computing_us >= needed_us:
-        return "card", f"it computes {excess.computing_us / 1000:.1f} ms longer than the others of its stage"
+        return "card", f"it computes {excess.computing_us / 1000:.1f} ms longer than {peers}"
     if excess.data_us is not None and excess.data_us >= needed_us:
-        return "host", f"it waits {excess.data_us / 1000:.1f} ms longer for its data than the others"
+        return "host", f"it waits {excess.data_us / 1000:.1f} ms longer for its data than {peers}"
     if excess.idle_us is not None and excess.idle_us >= needed_us:
-        return "host", f"its device is idle {excess.idle_us / 1000:.1f} ms longer than the others'"
+        return "host", f"its device is idle {excess.idle_us / 1000:.1f} ms longer than that of {peers}"
     return "card", "neither computing nor idle time of its own explains it"
 
 

@@ -112,9 +112,11 @@ def _lateness(telling: Sequence[Instance], stage_of: Mapping[int, int | None]) -
     """Per rank and group: how many entries of `held_up` were there at the group's last collective."""
     for number in _in_causal_order(telling):
         instance = telling[number]
-        own = _compared_within_stage(waits_in(instance), stage_of)
+        stages = _split_by_stage(waits_in(instance), stage_of)
+        own = {rank: wait_ns for stage in stages for rank, wait_ns in stage.items()}
+        late = {rank: late_ns for stage in stages for rank, late_ns in _late_ranks(stage).items()}
         credit: defaultdict[int, float] = defaultdict(float)
-        for rank, late_ns in _late_ranks(own).items():
+        for rank, late_ns in late.items():
             since = seen_group.get((rank, instance.group.ranks, instance.group.name), 0)
             for cause, share_ns in _pass_on(rank, late_ns, held_up[rank][since:], causes).items():
                 credit[cause] += share_ns
@@ -128,17 +130,21 @@ def _lateness(telling: Sequence[Instance], stage_of: Mapping[int, int | None]) -
     return dict(lateness)
 
 
-def _compared_within_stage(waits: dict[int, int], stage_of: Mapping[int, int | None]) -> dict[int, int]:
-    """Waits beyond the least of the own stage; a group that lies in one stage stays as it is."""
-    stages = {stage_of.get(rank) for rank in waits}
-    if len(stages) < 2 or None in stages:
-        return waits
-    least = {stage: min(wait for rank, wait in waits.items() if stage_of.get(rank) == stage) for stage in stages}
-    return {rank: wait_ns - least[stage_of.get(rank)] for rank, wait_ns in waits.items()}
+def _split_by_stage(waits: dict[int, int], stage_of: Mapping[int, int | None]) -> list[dict[int, int]]:
+    """Waits beyond the least of the own stage, stage by stage; one part where the group lies in a single stage or a
+    stage is unknown."""
+    parts: defaultdict[int | None, dict[int, int]] = defaultdict(dict)
+    for rank, wait_ns in waits.items():
+        parts[stage_of.get(rank)][rank] = wait_ns
+    if None in parts:
+        return [waits]
+    return [{rank: wait_ns - min(own.values()) for rank, wait_ns in own.items()} for own in parts.values()]
 
 
 def _late_ranks(waits: dict[int, int]) -> dict[int, int]:
     """The ranks that came last -> by how much they were later than half of the others."""
+    if len(waits) < 2:
+        return {}
     longest = max(waits.values())
     late = {}
     for rank, wait_ns in waits.items():

@@ -1,0 +1,104 @@
+"""The report as one HTML file that needs nothing else: charts, their library and the data are inside.
+
+The page forbids itself every request (Content-Security-Policy), follows the reader's light or dark theme and can be
+switched, and reads on a phone. The document it was made from lies in it as JSON (`#document`).
+"""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from headrace.errors import ConfigError
+from headrace.report.summary import (
+    FREE_PARTS,
+    WATERFALL_PARTS,
+    Json,
+    check_document,
+    flat_breakdown,
+    mean_per_rank,
+    milliseconds,
+    share,
+)
+
+BREAKDOWN_COLUMNS = {
+    "e2e_us": "step",
+    "computing_us": "computing",
+    "communication_us": "communication",
+    "overlapped_us": "hidden",
+    "communication_not_overlapped_us": "exposed",
+    "free_us": "free",
+    "bubble_us": "bubble",
+    "preparing_us": "preparing",
+}
+
+
+def write_html(path: Path, document: Json) -> None:
+    """Write the page. Raises ConfigError when the `report` extra is missing or the file cannot be written, FormatError
+    for a document of another version."""
+    check_document(document)
+    page = render(document)
+    try:
+        path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def render(document: Json) -> str:
+    """The whole page as text. Raises ConfigError when the `report` extra is missing."""
+    try:
+        import jinja2
+        import vl_convert
+        from altair.utils._importers import vl_version_for_vl_convert
+
+        from headrace.report.charts import make_charts
+    except ImportError as error:
+        raise ConfigError(
+            f"the HTML report needs {error.name}, which is not installed: pip install 'headrace[report]'"
+        ) from error
+    charts = make_charts(document)
+    environment = jinja2.Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    environment.filters |= {"ms": milliseconds, "embed": _embedded_json}
+    environment.globals |= {"share": share}
+    folder = files("headrace.report")
+    # A bundle without a snippet sets window.vegaEmbed; its stub knows no default.
+    bundle: str = vl_convert.javascript_bundle(None, vl_version=vl_version_for_vl_convert())
+    page: str = environment.from_string((folder / "page.html").read_text(encoding="utf-8")).render(
+        document=document,
+        charts=charts,
+        specs={name: chart.spec for name, chart in charts.items()},
+        breakdown=mean_per_rank(flat_breakdown(document), (*BREAKDOWN_COLUMNS, *FREE_PARTS)),
+        breakdown_columns=BREAKDOWN_COLUMNS,
+        free_parts=FREE_PARTS,
+        waterfall=mean_per_rank(document["waterfall"], (*WATERFALL_PARTS, "e2e_us")),
+        waterfall_parts=WATERFALL_PARTS,
+        notes=_notes(document),
+        style=(folder / "page.css").read_text(encoding="utf-8"),
+        script=(folder / "page.js").read_text(encoding="utf-8"),
+        vega=bundle.replace("</script", "<\\/script"),
+    )
+    return page
+
+
+def _notes(document: Json) -> list[str]:
+    """The analysis's notes, and those of the inputs with the ranks they are of."""
+    by_note: dict[str, list[str]] = {}
+    for entry in document["inputs"]:
+        for note in entry["notes"]:
+            by_note.setdefault(note, []).append("?" if entry["rank"] is None else str(entry["rank"]))
+    unpaired = (
+        f"rank {entry['rank']}: {entry['count']} collectives cannot be paired: {entry['why']}"
+        for entry in document["collectives"]["cannot_pair"]
+    )
+    of_ranks = (f"rank {', '.join(ranks[:16])}: {note}" for note, ranks in by_note.items())
+    return [*document["notes"], *of_ranks, *unpaired]
+
+
+def _embedded_json(value: Any) -> str:
+    """JSON that may stand inside a script element: no `</` can end it."""
+    return msgspec.json.encode(value).decode().replace("<", "\\u003c").replace("\u2028", "\\u2028")

@@ -1,0 +1,22 @@
+"""Where the reference traces lie: real profiles with known answers, beside the checkout."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+REFERENCE = Path(__file__).resolve().parents[3] / "shared" / "traces"
+
+
+@pytest.fixture(scope="session")
+def reference_traces() -> Path:
+    if not (REFERENCE / "expected.json").is_file():
+        pytest.skip(f"the reference traces are not there ({REFERENCE})")
+    return REFERENCE
+
+
+@pytest.fixture(scope="session")
+def expected(reference_traces):
+    return json.loads((reference_traces / "expected.json").read_text())
