@@ -18,7 +18,7 @@ typedef struct {
 } Mapping;
 
 /* Reserve more address space than needed, then map over its first aligned part: device pinning on Ascend wants a base that
- * is a multiple of 64 KiB, and mmap promises only pages. */
+ * is a multiple of 64 KiB, huge pages one that is a multiple of theirs, and mmap promises only pages. */
 static uint8_t *map_aligned(int fd, size_t nbytes, size_t alignment, int protection) {
     uint8_t *reserved = mmap(NULL, nbytes + alignment, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (reserved == MAP_FAILED) return NULL;
@@ -39,8 +39,9 @@ static PyObject *mapping_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     int fd, writable;
     Py_ssize_t nbytes, alignment;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "innp", names, &fd, &nbytes, &alignment, &writable)) return NULL;
-    if (alignment < 4096 || nbytes <= 0 || nbytes % alignment != 0) {
-        PyErr_Format(PyExc_ValueError, "nbytes must be a positive multiple of alignment, got %zd and %zd", nbytes, alignment);
+    if (alignment < 4096 || (alignment & (alignment - 1)) != 0 || nbytes <= 0 || nbytes % 4096 != 0) {
+        PyErr_Format(PyExc_ValueError, "nbytes must be whole pages and alignment a power of two of at least one, got %zd and %zd",
+                     nbytes, alignment);
         return NULL;
     }
     uint8_t *address = map_aligned(fd, (size_t)nbytes, (size_t)alignment, writable ? PROT_READ | PROT_WRITE : PROT_READ);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import gc
 import os
@@ -75,9 +76,27 @@ def test_a_reader_that_maps_read_only_cannot_write() -> None:
         view[0] = 1
 
 
-def test_a_mapping_refuses_what_it_cannot_align() -> None:
-    with pytest.raises(ValueError, match="multiple of alignment"):
-        Mapping(0, 100, 65_536, True)
+def test_a_large_segment_lies_where_huge_pages_can_be_had() -> None:
+    size = Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
+    if not size.exists() or int(size.read_text()) > 16 * MIB:
+        pytest.skip("this kernel has no huge pages of a size that fits")
+    fd = segment.create("headrace-test", 16 * MIB, knob="k")
+    mapping = segment.attach(fd, writable=True, knob="k", populate=True)
+    os.close(fd)
+    assert mapping.address % int(size.read_text()) == 0
+    code = mapping.advise(segment.MADV_COLLAPSE)
+    if code == errno.EINVAL and tuple(map(int, os.uname().release.split(".")[:2])) < (6, 1):
+        pytest.skip("MADV_COLLAPSE came with Linux 6.1")
+    assert code in (0, errno.EAGAIN, errno.ENOMEM, errno.EBUSY), f"never EINVAL where it is known: {os.strerror(code)}"
+
+
+@pytest.mark.parametrize(("nbytes", "alignment"), [(100, 65_536), (0, 65_536), (65_536, 1024), (65_536, 12_288)])
+def test_a_mapping_refuses_what_it_cannot_align(nbytes: int, alignment: int) -> None:
+    with pytest.raises(ValueError, match="power of two"):
+        Mapping(0, nbytes, alignment, True)
+
+
+def test_a_mapping_of_nothing_says_what_the_kernel_says() -> None:
     with pytest.raises(OSError):  # noqa: PT011 -- whatever the kernel says of a descriptor that is not there
         Mapping(999, 65_536, 65_536, True)
 

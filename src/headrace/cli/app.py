@@ -11,6 +11,7 @@ from headrace.cli import bench
 from headrace.cli.analyze import analyze
 from headrace.cli.compare import compare
 from headrace.cli.demo import demo
+from headrace.cli.doctor import doctor
 from headrace.cli.inspect import inspect
 from headrace.cli.tune import tune
 from headrace.errors import ConfigError, FormatError, HeadraceError
@@ -27,6 +28,7 @@ app = typer.Typer(
 )
 app.command("demo")(demo)
 app.command("inspect")(inspect)
+app.command("doctor")(doctor)
 app.command("analyze")(analyze)
 app.command("compare")(compare)
 app.command("tune")(tune)

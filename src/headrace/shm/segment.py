@@ -69,7 +69,7 @@ def attach(fd: int, *, writable: bool, knob: str, populate: bool = False) -> Map
     """
     nbytes = os.fstat(fd).st_size
     try:
-        mapping = Mapping(fd, nbytes, ARENA_ALIGNMENT, writable)
+        mapping = Mapping(fd, nbytes, _alignment_for(nbytes), writable)
     except OSError as error:
         raise _explained(error, "map", nbytes, knob) from error
     if populate and writable:
@@ -77,6 +77,16 @@ def attach(fd: int, *, writable: bool, knob: str, populate: bool = False) -> Map
         mapping.advise(MADV_POPULATE_WRITE)
         mapping.advise(MADV_COLLAPSE)
     return mapping
+
+
+def _alignment_for(nbytes: int) -> int:
+    """Huge pages can only be had at an address that is a multiple of theirs: MADV_COLLAPSE says EINVAL at any other."""
+    try:
+        with open("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size") as file:
+            huge = int(file.read())
+    except (OSError, ValueError):
+        return ARENA_ALIGNMENT
+    return huge if ARENA_ALIGNMENT < huge <= nbytes else ARENA_ALIGNMENT
 
 
 def memory(mapping: Mapping) -> np.ndarray:
