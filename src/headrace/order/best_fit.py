@@ -1,8 +1,8 @@
 """Whole documents in rows: none is split unless it is longer than a row.
 
 Best fit decreasing: the longest document first, each into the fullest row that still has room for it, else into a new
-one (Ding et al., "Fewer Truncations Improve Language Modeling", ICML 2024, arXiv:2404.10830). On 3000 documents with the
-lengths of web text this gives no row more than their tokens need at 2048 a row. What is left of a row is padding.
+one (Ding et al., "Fewer Truncations Improve Language Modeling", ICML 2024, arXiv:2404.10830). On 3000 documents with
+the lengths of web text this gives no row more than their tokens need at 2048 a row. What is left of a row is padding.
 Documents of one length are dealt out in an order that the seed decides, and so are the rows.
 """
 

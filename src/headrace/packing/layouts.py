@@ -16,8 +16,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Literal
 
 from headrace.errors import ConfigError
+from headrace.packing.masks import mask_shape
 from headrace.spec import BatchSpec, Field
 
 IGNORED_LABEL = -100
@@ -89,18 +91,26 @@ def find_layout(name: str) -> Layout:
     return LAYOUTS[name]
 
 
-def batch_spec(layout: str, micro_batch_size: int, seq_length: int) -> BatchSpec:
+def batch_spec(
+    layout: str,
+    micro_batch_size: int,
+    seq_length: int,
+    *,
+    flatten: bool = False,
+    attention_mask: Literal["none", "dense"] = "none",
+) -> BatchSpec:
     """The fields of a packed batch: [B, S] each, boundaries [B * S + 1] (B micro_batch_size, S seq_length).
 
     Boundaries are ragged: a batch of n documents fills n + 1 of them. The capacity covers the worst text there is,
-    where every token ends a document.
+    where every token ends a document. `flatten`: the same memory as [1, B * S], what kernels for packed sequences take.
+    `attention_mask="dense"`: a bool mask [B, 1, S, S] as well, Megatron's layout only; see headrace.packing.masks.
     """
     if micro_batch_size < 1 or seq_length < 1:
         raise ConfigError(
             f"micro_batch_size and seq_length must be at least 1, got {micro_batch_size} and {seq_length}"
         )
     found = find_layout(layout)
-    dense = (micro_batch_size, seq_length)
+    dense = (1, micro_batch_size * seq_length) if flatten else (micro_batch_size, seq_length)
     boundaries = (micro_batch_size * seq_length + 1,)
     fields = tuple(
         Field(
@@ -111,4 +121,11 @@ def batch_spec(layout: str, micro_batch_size: int, seq_length: int) -> BatchSpec
         )
         for name, output in found.outputs
     )
+    if attention_mask not in ("none", "dense") or (attention_mask == "dense" and layout != "megatron"):
+        raise ConfigError(
+            f"attention_mask must be 'none', or 'dense' in layout 'megatron' (True: masked), got {attention_mask!r} in "
+            f"layout {layout!r}"
+        )
+    if attention_mask == "dense":
+        fields += (Field(name="attention_mask", dtype="bool", shape=mask_shape(*dense)),)
     return BatchSpec(fields=fields, aliases=found.aliases)

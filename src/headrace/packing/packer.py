@@ -6,7 +6,7 @@ Shape legend: B micro_batch_size, S seq_length. Rows are [B, S + 1], or [B, S] w
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,9 @@ from headrace import _native
 from headrace.errors import ConfigError, FormatError
 from headrace.packing.boundaries import document_ends
 from headrace.packing.layouts import OUTPUT_DTYPES, batch_spec, find_layout
+from headrace.packing.masks import write_mask
 from headrace.packing.rules import MAX_TOKEN_ID, PackRules
+from headrace.packing.supervised import write_targets
 
 DocumentLengths = Sequence[Sequence[int]]
 
@@ -51,6 +53,8 @@ class Packer:
         # "" is no field's name: what the layout lacks is looked up like the rest and found absent.
         self._names = tuple(found.name_of(output) or "" for output in OUTPUT_DTYPES)
         self._known_names = {name for name, _ in found.outputs} | {alias for alias, _ in found.aliases}
+        if layout == "megatron":
+            self._known_names.add("attention_mask")
         self._ends_missing = rules.ends_at_eod and rules.eod is None
         flags = (
             (_native.RESET_POSITION_IDS if rules.reset_position_ids else 0)
@@ -69,6 +73,7 @@ class Packer:
         outputs: Mapping[str, npt.NDArray[Any]],
         *,
         document_lengths: DocumentLengths | None = None,
+        targets: npt.NDArray[Any] | None = None,
         padding_rows: Sequence[int] = (),
     ) -> PackCounts:
         """Write the fields of `rows` into the caller's arrays, named as in the layout; any may be absent. An alias in
@@ -80,7 +85,9 @@ class Packer:
 
         `document_lengths`: per row, the lengths of the parts its text is made of (see `document_ends`). They win over
         `eod`: positions restart and attention ends with them, whatever the reset flags say; the tail they do not
-        account for must be padding. `padding_rows`: rows delivered only to fill the batch, without a target.
+        account for must be padding. `targets`: shaped like `rows`, what to learn of each token, -100 for nothing (see
+        headrace.packing.supervised); needs document_lengths. `padding_rows`: rows delivered only to fill the batch,
+        without a target. A dense attention mask among the outputs needs cu_seqlens there too.
 
         Does not block. Raises ConfigError when something does not fit and FormatError for an id outside the
         vocabulary; the outputs then hold nothing of use.
@@ -111,9 +118,40 @@ class Packer:
             raise ConfigError(self._in_layout_names(str(error))) from None
         if first_foreign >= 0:
             raise _outside_vocabulary(rows, first_foreign, self.rules.vocab_size)
+        if targets is not None:
+            counts[2] = self._write_targets(targets, rows, document_lengths, outputs, padding_rows)
+        if "attention_mask" in outputs:
+            self._write_mask(outputs, counts[0])
         if accounted is not None:
             counts[3] = sum(min(n, seq_length) for row, n in enumerate(accounted) if not (padding and padding[row]))
         return PackCounts(*counts)
+
+    def _write_targets(
+        self,
+        targets: npt.NDArray[Any],
+        rows: npt.NDArray[Any],
+        document_lengths: DocumentLengths | None,
+        outputs: Mapping[str, npt.NDArray[Any]],
+        padding_rows: Sequence[int],
+    ) -> int:
+        if document_lengths is None or targets.shape != rows.shape or targets.dtype.kind not in "iu":
+            raise ConfigError(
+                f"targets must be integers shaped like the rows {list(rows.shape)} and come with document_lengths, got "
+                f"{targets.dtype} {list(targets.shape)} {'without' if document_lengths is None else 'with'} them"
+            )
+        return write_targets(
+            targets,
+            document_lengths,
+            {output: outputs.get(name) for output, name in zip(OUTPUT_DTYPES, self._names, strict=True)},
+            seq_length=rows.shape[1] - self.rules.add_extra_token,
+            pad=self._pad,
+            padding_rows=padding_rows,
+        )
+
+    def _write_mask(self, outputs: Mapping[str, npt.NDArray[Any]], num_documents: int) -> None:
+        if "cu_seqlens" not in outputs:
+            raise ConfigError(f"an attention_mask is made from cu_seqlens, the outputs are {sorted(outputs)}")
+        write_mask(outputs["attention_mask"], outputs["cu_seqlens"][: num_documents + 1])
 
     def _in_layout_names(self, message: str) -> str:
         """The pass names its arguments; the caller knows fields."""
@@ -137,18 +175,25 @@ def pack(
     rules: PackRules,
     *,
     document_lengths: DocumentLengths | None = None,
+    targets: npt.NDArray[Any] | None = None,
     padding_rows: Sequence[int] = (),
     layout: str = "megatron",
+    flatten: bool = False,
+    attention_mask: Literal["none", "dense"] = "none",
 ) -> dict[str, Any]:
     """The fields of `rows` in new arrays, which the caller owns, with `num_documents` and `max_seqlen` as ints.
 
-    Dense fields are [B, S], boundaries exactly [num_documents + 1]. Arguments and errors as in `Packer.pack_into`.
+    Dense fields are [B, S], boundaries exactly [num_documents + 1]. Arguments and errors as in `Packer.pack_into` and
+    `batch_spec`.
     """
     packer = Packer(rules, layout=layout)
     rows = _packable(rows, rules)
-    spec = batch_spec(layout, rows.shape[0], rows.shape[1] - rules.add_extra_token)
+    seq_length = rows.shape[1] - rules.add_extra_token
+    spec = batch_spec(layout, rows.shape[0], seq_length, flatten=flatten, attention_mask=attention_mask)
     batch: dict[str, Any] = {field.name: np.empty(field.shape, field.dtype) for field in spec.fields}
-    counts = packer.pack_into(rows, batch, document_lengths=document_lengths, padding_rows=padding_rows)
+    counts = packer.pack_into(
+        rows, batch, document_lengths=document_lengths, targets=targets, padding_rows=padding_rows
+    )
     for field in spec.fields:
         if field.ragged:  # a copy, so that the unused capacity does not live on behind a view
             batch[field.name] = batch[field.name][: counts.num_documents + 1].copy()
