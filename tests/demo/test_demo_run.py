@@ -83,6 +83,13 @@ def test_one_reader_reads_each_token_once_and_replicas_read_it_once_each(outcome
     assert feeds["replicated"]["bytes_read"] > feeds["broadcast"]["bytes_read"]
 
 
+def test_memory_is_that_of_the_processes_a_feed_needs(outcome: dict[str, Any]) -> None:
+    """Two workers, two workers per rank, one feeder: none of them is free."""
+    megabytes = {name: feed["host_rss_mb"] for name, feed in outcome["document"]["feeds"].items()}
+    assert megabytes["replicated"] > megabytes["broadcast"] > 10
+    assert megabytes["headrace"] > 10
+
+
 def test_the_table_names_every_feed_and_what_is_the_same(outcome: dict[str, Any]) -> None:
     for text in ("broadcast", "replicated", "headrace", "get_batch, p99 ms", "tokens/day", "byte for byte: yes"):
         assert text in outcome["out"]

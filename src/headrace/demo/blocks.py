@@ -19,8 +19,7 @@ from headrace.demo.progress import Progress
 from headrace.demo.results import CONTENDERS, Blocks
 from headrace.measure.phases import StepTimes
 from headrace.measure.step import Step
-
-DEVICE_NOT_TIMED = "the host's clock sees how long a device was asked for work, not how long it took"
+from headrace.torch.measure import backend_of
 
 
 def alternate(
@@ -61,8 +60,10 @@ def alternate(
 
 
 def _stopwatch(times: list[StepTimes], device: torch.device) -> Step:
+    backend = backend_of(device)
     return Step(
-        blind=None if device.type == "cpu" else DEVICE_NOT_TIMED,
+        new_event=backend.new_event if backend.asynchronous and backend.blind is None else None,
+        blind=backend.blind,
         sink=lambda step_times, _: times.append(step_times),
     )
 

@@ -59,7 +59,7 @@ def resident_bytes(pids: Iterable[int]) -> int | None:
     """Proportional resident memory: a page that n processes share counts 1/n in each, so the sum counts it once."""
     total = 0
     for pid in pids:
-        memory = host_memory(PROC / str(pid))
+        memory = host_memory(PROC / str(pid), proportional=True)
         if memory is not None and memory.pss_bytes is not None:
             total += memory.pss_bytes
         elif start_time(pid):
