@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("tokenizers")
 
-STEPS, SEQ_LENGTH, TP = 3, 128, 2
+STEPS, SEQ_LENGTH, TP, SLOW_RANK = 3, 128, 2, 1
 TOKEN_BYTES, PREFETCHED_BATCHES = 2, 8
 FEED_KEYS = {
     "get_batch_ms", "step_ms", "tokens_per_s", "tokens_per_day", "host_rss_mb", "bytes_read", "cpu_s", "phases_ms",
@@ -32,7 +34,16 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     demo = LaunchedDemo(
         folder,
         *("--text", str(text), "--steps", str(STEPS), "--seq-length", str(SEQ_LENGTH), "--tp", str(TP)),
-        *("--json", str(folder / "out.json"), "--trace", str(folder / "traces"), "--slow-rank", "1", "--slow-ms", "40"),
+        *(
+            "--json",
+            str(folder / "out.json"),
+            "--trace",
+            str(folder / "traces"),
+            "--slow-rank",
+            str(SLOW_RANK),
+            "--slow-ms",
+            "300",
+        ),
     )
     code, out, error = demo.finish()
     assert code == 0, error
@@ -105,6 +116,12 @@ def test_each_rank_wrote_a_trace_of_real_steps(outcome: dict[str, Any]) -> None:
         assert {"data", "forward", "backward", "optimizer"} <= set(names)
         assert len({name for name in names if name.startswith("ProfilerStep#")}) == 6
         assert any("all_reduce" in name for name in names)
+
+
+def test_the_planted_rank_is_found_in_the_traces(outcome: dict[str, Any], tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "from headrace.cli import main; main()", "analyze", str(outcome["traces"])]
+    subprocess.run([*command, "--json", str(tmp_path / "verdict.json")], check=True, capture_output=True)
+    assert json.loads((tmp_path / "verdict.json").read_text())["slow_rank"]["rank"] == SLOW_RANK
 
 
 def test_nothing_is_left_but_the_corpus_for_the_next_run(outcome: dict[str, Any]) -> None:
