@@ -8,10 +8,12 @@ megatron.py      MegatronOrder: GPTDataset's order for a seed
 index_cache.py   index arrays on disk, shared with Megatron
 draw.py          which corpus of a blend comes next
 blend.py         BlendedOrder: samples drawn from several corpora by weight
+best_fit.py      BestFitOrder: whole documents in rows, none split unless longer than a row
 epochs.py        EpochOrder: a finite order again and again, shuffled anew
 shard.py         which samples a data rank takes, from any point on, for any number of ranks
 """
 
+from headrace.order.best_fit import BestFitOrder
 from headrace.order.blend import BlendedOrder, blend_megatron, parse_blend, requested_per_corpus
 from headrace.order.epochs import EpochOrder
 from headrace.order.index_cache import IndexCache, MegatronNames
@@ -22,6 +24,7 @@ from headrace.order.shard import Shard
 from headrace.order.split import split_range
 
 __all__ = [
+    "BestFitOrder",
     "BlendedOrder",
     "EpochOrder",
     "IndexCache",
