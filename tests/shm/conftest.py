@@ -43,3 +43,12 @@ def crashing_build(tmp_path_factory: pytest.TempPathFactory) -> Path:
         check=True,
     )
     return target
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """`make soak` ends in one line."""
+    if config.getoption("markexpr") == "soak":
+        passed, failed = (len(terminalreporter.stats.get(key, [])) for key in ("passed", "failed"))
+        failed += len(terminalreporter.stats.get("error", []))
+        word = "GOOD" if passed and not failed else "BAD"
+        terminalreporter.write_line(f"SOAK VERDICT: {word}, {passed} passed, {failed} failed")

@@ -201,6 +201,25 @@ def test_the_host_closes_in_good_order_before_its_welcome(company: Company) -> N
     assert caught.value.kind == "SourceError"
 
 
+def test_a_reader_that_attaches_when_the_host_has_long_finished_still_gets_everything(company: Company) -> None:
+    host, prompt, late = company.add("host"), company.add("reader"), company.add("reader")
+    invitation = host.listen()
+    prompt.knock(invitation, 0)
+    late.knock(invitation, 1)
+    host.admit(2)
+    host.open(num_slots=4)
+    host.welcome()
+    host.publish(count=2)
+    host.end()
+    host.close()
+    with pytest.raises(Died):
+        host.exit()
+    for reader in (prompt, late):
+        reader.enter()
+        assert reader.next(2)["version"] == 1
+        assert reader.next()["kind"] == 1
+
+
 NOBODY = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 
