@@ -508,3 +508,46 @@ def test_the_cpu_backend_has_nothing_to_read():
     backend.synchronize()
     backend.empty_cache()
     backend.set_random_state(None)
+
+
+class PendingWork:
+    """A gather on its way: waiting for it would hold the loop."""
+
+    def __init__(self):
+        self.done = False
+
+    def is_completed(self):
+        return self.done
+
+    def wait(self, timeout=None):
+        assert self.done, "the loop must not wait for another rank"
+
+
+def test_a_gather_never_waits_for_a_rank_and_ends_when_one_stays_silent(monkeypatch):
+    """Megatron #804: timers that met a barrier hung with the rank they were to find."""
+    sent = []
+
+    def all_gather(rows, mine, *, group, async_op):
+        assert async_op
+        for row in rows:
+            row.copy_(mine)
+        sent.append(PendingWork())
+        return sent[-1]
+
+    monkeypatch.setattr("headrace.torch.measure.gather.all_gather", all_gather)
+    monkeypatch.setattr("headrace.torch.measure.gather.dist.get_world_size", lambda group: 2)
+    gather = measure.GlooGather(group="a gloo group")
+    gather.submit([1.0, math.nan])
+    assert gather.ready() == []
+    sent[0].done = True
+    ((first, second),) = gather.ready()
+    assert first[0] == second[0] == 1.0
+    assert math.isnan(first[1])
+    for _ in range(8):
+        gather.submit([2.0])
+    with pytest.raises(RuntimeError, match="8 windows are unanswered"):
+        gather.submit([2.0])
+
+
+def test_alone_agreement_is_ones_own_word():
+    assert measure.agree_on_minimum()(3) == 3

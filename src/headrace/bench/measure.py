@@ -6,7 +6,8 @@ become slower: a small transformers model on the CPU, forward, backward and Adam
 
 Isolates: spans around nothing; and one loop with and without the toolkit. Held fixed: one process, one thread, the same
 batch. Blocks with and without take turns in one run (the order alternates), hooks are put on and taken off outside of
-the timed part, and the slowdown is a ratio of paired blocks with its interval.
+the timed part (ten steps per block, or the caches that they leave cold would count), and the slowdown is a ratio of
+paired blocks with its interval.
 How it can mislead: the cost per step is fixed (some 30 us), so steps of a few milliseconds make it look larger than in
 any real training; and on a shared machine the interval of the slowdown is wider than the slowdown. The slowdown in CPU
 time of the loop's thread stands beside it: it knows nothing of waiting, and is steadier where others run, too.
@@ -38,10 +39,10 @@ Clock = Callable[[], int]
 
 def run(
     *,
-    num_rounds: int = 150,
+    num_rounds: int = 40,
     num_warmup_rounds: int = 3,
     spans_per_round: int = 2000,
-    steps_per_block: int = 2,
+    steps_per_block: int = 10,
     clock: Clock = time.perf_counter_ns,
 ) -> dict[str, Any]:
     """Time spans and the loop `num_rounds` times each; the record is JSON-able.
