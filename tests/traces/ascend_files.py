@@ -15,7 +15,7 @@ GROUP = "17522688603477080586"
 
 @dataclass(kw_only=True)
 class Profile:
-    """One rank and one step, times in us after ORIGIN_US: matrix and vector tasks, one all-reduce, whom it waited for."""
+    """One rank and one step, times in us after ORIGIN_US: matrix and vector tasks, one all-reduce and its waits."""
 
     rank: int = 0
     step: int = 50
@@ -157,7 +157,8 @@ def write_db(folder: Path, profile: Profile) -> Path:
             CREATE TABLE HOST_INFO (hostUid TEXT, hostName TEXT);
             CREATE TABLE NPU_INFO (id INTEGER, name TEXT);
             CREATE TABLE STEP_TIME (id INTEGER, startNs INTEGER, endNs INTEGER);
-            CREATE TABLE TASK (startNs INTEGER, endNs INTEGER, connectionId INTEGER, globalTaskId INTEGER, taskType INTEGER);
+            CREATE TABLE TASK (startNs INTEGER, endNs INTEGER, connectionId INTEGER, globalTaskId INTEGER,
+                taskType INTEGER);
             CREATE TABLE COMPUTE_TASK_INFO (name INTEGER, globalTaskId INTEGER PRIMARY KEY, taskType INTEGER);
             CREATE TABLE CANN_API (startNs INTEGER, endNs INTEGER, connectionId INTEGER PRIMARY KEY);
             CREATE TABLE ENUM_HCCL_DATA_TYPE (id INTEGER PRIMARY KEY, name TEXT);
@@ -175,13 +176,21 @@ def write_db(folder: Path, profile: Profile) -> Path:
         db.execute("INSERT INTO ENUM_HCCL_DATA_TYPE VALUES (4, 'FP32')")
         db.execute("INSERT INTO STEP_TIME VALUES (?, ?, ?)", (profile.step, _ns(500), _ns(3500)))
         ident = 0
-        for kind, rows in (("AI_CORE", profile.matrix), ("AI_VECTOR_CORE", profile.vector), ("MEMCPY_ASYNC", profile.copies)):
+        for kind, rows in (
+            ("AI_CORE", profile.matrix),
+            ("AI_VECTOR_CORE", profile.vector),
+            ("MEMCPY_ASYNC", profile.copies),
+        ):
             for at, dur in rows:
                 ident += 1
-                db.execute("INSERT INTO TASK VALUES (?, ?, ?, ?, ?)", (_ns(at), _ns(at + dur), ident, ident, strings[kind]))
+                db.execute(
+                    "INSERT INTO TASK VALUES (?, ?, ?, ?, ?)", (_ns(at), _ns(at + dur), ident, ident, strings[kind])
+                )
                 db.execute("INSERT INTO CANN_API VALUES (?, ?, ?)", (_ns(at - 50), _ns(at - 45), ident))
                 if kind != "MEMCPY_ASYNC":
-                    db.execute("INSERT INTO COMPUTE_TASK_INFO VALUES (?, ?, ?)", (strings["MatMul"], ident, strings[kind]))
+                    db.execute(
+                        "INSERT INTO COMPUTE_TASK_INFO VALUES (?, ?, ?)", (strings["MatMul"], ident, strings[kind])
+                    )
         at, dur = profile.all_reduce
         operation = (strings[profile.operation], _ns(at), _ns(at + dur), 999, strings[GROUP], 1, 4, 1000)
         db.execute("INSERT INTO COMMUNICATION_OP VALUES (?, ?, ?, ?, ?, ?, ?, ?)", operation)

@@ -77,9 +77,7 @@ def synchronous_job(
             now = leave
             number += 1
         for rank in range(num_ranks):
-            rows[rank].append(
-                lanes(step, e2e=now - begin, computing=busy_ns(rank, step), idle=idle_ns(rank, step))
-            )
+            rows[rank].append(lanes(step, e2e=now - begin, computing=busy_ns(rank, step), idle=idle_ns(rank, step)))
     return tuple(
         RankTrace(
             rank=rank,

@@ -28,7 +28,9 @@ def launched(correlation: int, call_ts: float, cat: str, name: str, ts: float, d
     ]
 
 
-def nccl(ts: float, dur: float, *, correlation: int = -1, kind: str = "allreduce", ranks=(0, 1), n: int = 1024, seq=None):
+def nccl(
+    ts: float, dur: float, *, correlation: int = -1, kind: str = "allreduce", ranks=(0, 1), n: int = 1024, seq=None
+):
     """An NCCL kernel with torch's metadata."""
     args = {
         "Collective name": kind,
@@ -60,7 +62,8 @@ def envelope(rank: int | None = 0, world_size: int | None = 2, groups=None, **ex
         info["world_size"] = world_size
         groups = [list(range(world_size))] if groups is None else groups
         info["pg_config"] = [
-            {"pg_name": str(n), "pg_desc": "pg", "pg_size": len(ranks), "ranks": ranks} for n, ranks in enumerate(groups)
+            {"pg_name": str(n), "pg_desc": "pg", "pg_size": len(ranks), "ranks": ranks}
+            for n, ranks in enumerate(groups)
         ]
     return {"schemaVersion": 1, "distributedInfo": info, "baseTimeNanoseconds": 1_700_000_000_000_000_000, **extra}
 
@@ -76,7 +79,9 @@ def write(path: Path, events: list[dict[str, Any]], head: dict[str, Any] | None 
     return path
 
 
-def gloo_job(folder: Path, late_ms: dict[int, float], *, steps: int = 4, offset_us: dict[int, float] | None = None) -> Path:
+def gloo_job(
+    folder: Path, late_ms: dict[int, float], *, steps: int = 4, offset_us: dict[int, float] | None = None
+) -> Path:
     """A CPU job: per step a block of operators (rank r needs `late_ms[r]` more), then an all-reduce and an all-gather.
 
     Whoever is early waits: gloo's ranges end together on all ranks. `offset_us` shifts a rank's whole clock.

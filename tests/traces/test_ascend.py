@@ -231,9 +231,9 @@ def test_the_merged_database_is_read_under_both_of_its_schemas(tmp_path, old):
     with sqlite3.connect(tmp_path / "cluster_analysis.db") as db:
         db.executescript(
             f"""
-            CREATE TABLE {times} (step TEXT, rank_id INTEGER, hccl_op_name TEXT, group_name TEXT, start_timestamp NUMERIC,
-                {"elapse_time" if old else "elapsed_time"} NUMERIC, transit_time NUMERIC, wait_time NUMERIC,
-                synchronization_time NUMERIC, idle_time NUMERIC);
+            CREATE TABLE {times} (step TEXT, rank_id INTEGER, hccl_op_name TEXT, group_name TEXT,
+                start_timestamp NUMERIC, {"elapse_time" if old else "elapsed_time"} NUMERIC, transit_time NUMERIC,
+                wait_time NUMERIC, synchronization_time NUMERIC, idle_time NUMERIC);
             CREATE TABLE {links} (step TEXT, hccl_op_name TEXT, group_name TEXT, src_rank TEXT, dst_rank TEXT,
                 transit_size NUMERIC, transit_time NUMERIC, bandwidth NUMERIC, transport_type TEXT, op_name TEXT);
             CREATE TABLE {groups} (type TEXT, rank_set TEXT, group_name TEXT, group_id TEXT, pg_name TEXT);

@@ -186,7 +186,9 @@ def test_distributed_info_in_all_its_forms(tmp_path, form):
     [
         ("rank_3.json", 3),
         ("rank-34.Jul_15.pt.trace.json", 34),
-        ("host_rank12.json", 12),
+        ("myjob_rank12.json", 12),
+        ("node_rank0.json", None),
+        ("tp-rank3.json", None),
         ("trace.json", None),
         ("prank_7.json", None),
         ("rank_not_found.json", None),

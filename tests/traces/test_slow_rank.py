@@ -56,7 +56,10 @@ def test_a_rank_that_waits_for_its_data_is_told_as_such():
 
 def test_all_ranks_of_one_host_late_is_the_host():
     job = synchronous_job(
-        8, STEPS, lambda rank, step: noisy(rank, step) + 40 * MS * (rank in (4, 5)), host=lambda rank: f"node{rank // 2}"
+        8,
+        STEPS,
+        lambda rank, step: noisy(rank, step) + 40 * MS * (rank in (4, 5)),
+        host=lambda rank: f"node{rank // 2}",
     )
     found = verdict(job)
     assert found.verdict == "host"
@@ -71,7 +74,9 @@ def test_two_slow_ranks_are_both_named():
 
 
 def test_a_rank_late_in_a_few_steps_only_is_not_accused():
-    found = verdict(synchronous_job(4, STEPS, lambda rank, step: noisy(rank, step) + 40 * MS * (rank == 2 and step < 5)))
+    found = verdict(
+        synchronous_job(4, STEPS, lambda rank, step: noisy(rank, step) + 40 * MS * (rank == 2 and step < 5))
+    )
     assert found.verdict == "none"
 
 

@@ -43,7 +43,7 @@ def analyze(
         float | None, typer.Option(help="For a training log: operations of one optimizer step, all devices.")
     ] = None,
 ) -> None:
-    """Where does the step's time go, and is a rank or a link slow? Reads PyTorch and Ascend profiles, tables and logs."""
+    """Where does the step's time go, and is a rank or a link slow? Reads PyTorch and Ascend profiles, and logs."""
     for file in (json, html, perfetto):
         check_writable(file)
     if workers is not None and workers < 1:

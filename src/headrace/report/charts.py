@@ -74,7 +74,7 @@ def _breakdown(document: Json) -> Chart | None:
         return None
     seen = [name for name in parts.values() if any(value["part"] == name for value in values)]
     chart = (
-        alt.Chart(alt.Data(values=values), width="container", height=alt.Step(ROW_PX))
+        alt.Chart(alt.Data(values=values), width="container", height=_height(len(means)))
         .mark_bar()
         .encode(
             x=alt.X("ms:Q", title="ms per step", stack="zero"),
@@ -84,7 +84,7 @@ def _breakdown(document: Json) -> Chart | None:
                 title=None,
                 sort=seen,
                 scale=alt.Scale(domain=seen, range=[COLOURS[name] for name in seen]),
-                legend=alt.Legend(orient="top", columns=3, labelLimit=220),
+                legend=alt.Legend(orient="top", labelLimit=220),
             ),
             order=alt.Order("order:Q"),
             tooltip=["rank:N", "part:N", alt.Tooltip("ms:Q", format=",.3f")],
@@ -107,10 +107,10 @@ def _waits(document: Json) -> Chart | None:
         return None
     ranks = [_label(row["rank"]) for row in rows]
     chart = (
-        alt.Chart(alt.Data(values=values), width="container", height=alt.Step(ROW_PX))
+        alt.Chart(alt.Data(values=values), width="container", height=_height(len(rows)))
         .mark_rect()
         .encode(
-            x=alt.X("step:O", title="step", axis=alt.Axis(labelAngle=0, labelOverlap=True)),
+            x=alt.X("step:O", title="step", axis=alt.Axis(labelAngle=0, labelOverlap="greedy")),
             y=alt.Y("rank:N", title="rank", sort=ranks),
             color=alt.Color("ms:Q", title="waited, ms", legend=alt.Legend(orient="top", gradientLength=160)),
             tooltip=["rank:N", "step:O", alt.Tooltip("ms:Q", format=",.3f")],
@@ -132,7 +132,7 @@ def _collectives(document: Json) -> Chart | None:
     if not values:
         return None
     chart = (
-        alt.Chart(alt.Data(values=values), width="container", height=alt.Step(ROW_PX))
+        alt.Chart(alt.Data(values=values), width="container", height=_height(len(slowest)))
         .mark_bar()
         .encode(
             x=alt.X("ms:Q", title="ms on the rank that took longest", stack="zero"),
@@ -167,7 +167,9 @@ def _links(document: Json) -> Chart | None:
         return None
     ends = sorted({link[end] for link in links for end in ("src", "dst")})
     order = [_label(rank) for rank in ends]
-    base = alt.Chart(alt.Data(values=values), width="container", height=alt.Step(ROW_PX)).encode(
+    base = alt.Chart(
+        alt.Data(values=values), width="container", height=_height(len({value["from"] for value in values}))
+    ).encode(
         x=alt.X("to:N", title="to rank", sort=order, axis=alt.Axis(labelAngle=0, orient="top")),
         y=alt.Y("from:N", title="from rank", sort=order),
     )
@@ -197,11 +199,13 @@ def _waterfall(document: Json) -> Chart | None:
         values.append({"part": name, "order": place, "from": at, "until": at + part, "share": round(part, 5)})
         at += part
     names = list(WATERFALL_PARTS.values())
-    base = alt.Chart(alt.Data(values=values), width="container", height=alt.Step(ROW_PX + 6)).encode(
+    base = alt.Chart(alt.Data(values=values), width="container", height=_height(len(values))).encode(
         y=alt.Y("part:N", title=None, sort=names, axis=alt.Axis(labelLimit=180)),
     )
     bars = base.mark_bar().encode(
-        x=alt.X("from:Q", title="share of the step, mean over ranks and steps", axis=alt.Axis(format=".0%")),
+        x=alt.X(
+            "from:Q", title="share of the step, mean over ranks and steps", axis=alt.Axis(format=".0%", tickCount=5)
+        ),
         x2="until:Q",
         color=alt.Color(
             "part:N",
@@ -220,6 +224,11 @@ def _kept(means: dict[Any, Json]) -> dict[Any, Json]:
         return means
     ordered = sorted(means.items(), key=lambda item: item[1]["communication_not_overlapped_us"] or 0)
     return dict(ordered[:MAX_RANKS])
+
+
+def _height(num_rows: int) -> int:
+    """In px, as a number: with a height in steps Vega-Lite warns that it cannot fit it to the page."""
+    return ROW_PX * num_rows
 
 
 def _label(rank: object) -> str:

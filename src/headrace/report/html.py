@@ -66,8 +66,7 @@ def render(document: Json) -> str:
     environment.filters |= {"ms": milliseconds, "embed": _embedded_json}
     environment.globals |= {"share": share}
     folder = files("headrace.report")
-    # A bundle without a snippet sets window.vegaEmbed; its stub knows no default.
-    bundle: str = vl_convert.javascript_bundle(None, vl_version=vl_version_for_vl_convert())
+    bundle: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=vl_version_for_vl_convert())
     page: str = environment.from_string((folder / "page.html").read_text(encoding="utf-8")).render(
         document=document,
         charts=charts,

@@ -17,7 +17,10 @@
       font: "system-ui, sans-serif",
       view: { stroke: null },
       axis: { labelColor: soft, titleColor: soft, gridColor: line, domainColor: line, tickColor: line, titleFontWeight: 500 },
-      legend: { labelColor: ink, titleColor: soft, titleFontWeight: 500, symbolType: "square" },
+      legend: {
+        labelColor: ink, titleColor: soft, titleFontWeight: 500, symbolType: "square",
+        columns: document.body.clientWidth < 600 ? 2 : 4,
+      },
       text: { color: ink },
       range: { heatmap: heat, ramp: heat },
     };
@@ -39,6 +42,10 @@
     draw();
   });
   system.addEventListener("change", () => { label(); draw(); });
+  let narrow = document.body.clientWidth < 600;
+  window.addEventListener("resize", () => {
+    if (narrow !== document.body.clientWidth < 600) { narrow = !narrow; draw(); }
+  });
   label();
   draw();
 })();

@@ -59,15 +59,15 @@ def _print_log(console: Console, log: Json | None) -> None:
     if log is None:
         return
     table = _table("training log", ("figure", "value"))
-    settled = f"{log['num_steps']} steps, {log['warm_up_steps']} of them warm-up left out"
-    table.add_row("median step time", f"{log['step_time_median_s'] * 1000:,.1f} ms ({settled})")
-    for key, name, unit in (
-        ("tokens_per_s", "tokens per second", ""),
-        ("tflops_per_device", "TFLOP/s per device, from --flops-per-step", ""),
-        ("published_tflops_per_device", "TFLOP/s per device, as logged", ""),
+    table.add_row("median step time", f"{log['step_time_median_s'] * 1000:,.1f} ms")
+    table.add_row("steps", f"{log['num_steps']}, {log['warm_up_steps']} warm-up left out")
+    for key, name in (
+        ("tokens_per_s", "tokens per second"),
+        ("tflops_per_device", "TFLOP/s per device"),
+        ("published_tflops_per_device", "the same, as logged"),
     ):
         if log.get(key) is not None:
-            table.add_row(name, f"{log[key]:,.1f}{unit}")
+            table.add_row(name, f"{log[key]:,.1f}")
     if log["peak_memory_mb"]:
         table.add_row("peak memory", f"{max(log['peak_memory_mb']):,.0f} MB on the fullest device")
     console.print(table)
@@ -141,13 +141,9 @@ def _print_bandwidth(console: Console, document: Json) -> None:
         for link in links[:8]:
             expected = link["expected_gb_s"]
             remark = "slow" if link["slow"] else "" if link["judged"] else "not judged"
-            cells = (
-                f"{link['bandwidth_gb_s']:.2f}",
-                share(link["bandwidth_gb_s"], expected),
-                f"{link['size_mb']:.2f}",
-                remark,
-            )
-            table.add_row(str(link["src"]), str(link["dst"]), link["transport"], *cells)
+            speed = f"{link['bandwidth_gb_s']:.2f}", share(link["bandwidth_gb_s"], expected)
+            ends = str(link["src"]), str(link["dst"]), link["transport"]
+            table.add_row(*ends, *speed, f"{link['size_mb']:.2f}", remark)
         console.print(table)
 
 
@@ -171,12 +167,12 @@ def _print_utilisation(console: Console, document: Json) -> None:
 def _print_named_rules(console: Console, document: Json) -> None:
     if document["training_log"] is not None:
         return
-    table = _table("rules of published guides, for comparison", ("rule", "names", "value", "valid here"))
+    console.print(Text("rules of published guides, for comparison", style="bold"))
     for rule in document["named_rules"]:
-        accused = "nobody" if rule["accuses"] is None else f"rank {rule['accuses']}"
-        value = "-" if rule["value"] is None else f"{rule['value']:,.3f}"
-        table.add_row(rule["name"], accused, value, "yes" if rule["valid"] else f"no: {rule['why_not']}")
-    console.print(table)
+        accused = "names nobody" if rule["accuses"] is None else f"names rank {rule['accuses']}"
+        value = "" if rule["value"] is None else f" ({rule['value']:,.3f} {rule['unit']})"
+        validity = "" if rule["valid"] else f"; not valid here: {rule['why_not']}"
+        console.print(Text(f"  {rule['name']}: {accused}{value}{validity}"))
 
 
 def _print_notes(console: Console, document: Json) -> None:
@@ -198,8 +194,8 @@ def _print_notes(console: Console, document: Json) -> None:
 def _table(title: str, columns: Sequence[str]) -> Table:
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, title_style="bold")
     for place, column in enumerate(columns):
-        is_text = place == 0 or column in {"", "operation", "over", "most of it for", "valid here", "names", "value"}
-        table.add_column(column, justify="left" if is_text else "right", no_wrap=column != "valid here")
+        is_text = place == 0 or column in {"", "operation", "over", "most of it for", "value"}
+        table.add_column(column, justify="left" if is_text else "right", no_wrap=True)
     return table
 
 

@@ -11,7 +11,9 @@ import msgspec
 
 from headrace.traces.timeline import Group
 
-_RANK_IN_NAME = re.compile(r"(?:^|[^a-z])rank[-_]?(\d+)(?!\d)", re.IGNORECASE)
+_OF_WHAT = r"(?<!node)(?<!host)(?<!local)(?<!tp)(?<!pp)(?<!dp)(?<!cp)(?<!ep)"
+"""A `node_rank0` is no rank of the job."""
+_RANK_IN_NAME = re.compile(rf"(?:^|{_OF_WHAT}[-_.]|[^a-z_.-])rank[-_]?(\d+)(?!\d)", re.IGNORECASE)
 _INTEGERS = re.compile(r"\d+")
 
 

@@ -128,20 +128,16 @@ def _launch_delay(trace: RankTrace) -> Json:
 def _waits(analysis: Analysis) -> list[Json]:
     """`wait_us` and `waited_for` by the best evidence; `by_duration_us` from paired durations beside it."""
     durations = {own.rank: own.wait_ns for own in analysis.waits_by_duration.of_rank}
-    per_step = analysis.waits_by_duration.wait_ns
-    rows = []
-    for own in analysis.waits:
-        steps = {str(step): _us(wait_ns) for (rank, step), wait_ns in per_step.items() if rank == own.rank}
-        rows.append(
-            {
-                "rank": own.rank,
-                "wait_us": _us(own.wait_ns),
-                "waited_for": {str(peer): _us(wait_ns) for peer, wait_ns in sorted(own.waited_for.items())},
-                "by_duration_us": _us(durations.get(own.rank)),
-                "by_step_us": steps,
-            }
-        )
-    return rows
+    return [
+        {
+            "rank": own.rank,
+            "wait_us": _us(own.wait_ns),
+            "waited_for": {str(peer): _us(wait_ns) for peer, wait_ns in sorted(own.waited_for.items())},
+            "by_step_us": {str(step): _us(wait_ns) for step, wait_ns in own.by_step.items()},
+            "by_duration_us": _us(durations.get(own.rank)),
+        }
+        for own in analysis.waits
+    ]
 
 
 def _slow_rank(verdict: SlowRank) -> Json:
@@ -191,6 +187,7 @@ def _named_rule(rule: NamedRule) -> Json:
         "why_not": rule.why_not,
         "accuses": rule.accuses,
         "value": None if rule.value is None else round(rule.value, 4),
+        "unit": rule.unit,
         "threshold": rule.threshold,
         "detail": rule.detail,
     }

@@ -43,6 +43,7 @@ class NamedRule:
     """The rank it names; None when it names nobody (or rules on links)."""
     value: float | None
     threshold: float | None
+    unit: str
     detail: dict[str, float] = field(default_factory=dict)
 
 
@@ -94,6 +95,7 @@ def _wait_ratio(traces: Sequence[RankTrace], waits: Waits, missing: str) -> Name
         accuses=accused,
         value=spread,
         threshold=MIN_SPREAD,
+        unit="difference of ratios",
         detail={str(rank): round(ratio, 4) for rank, ratio in sorted(ratios.items())},
     )
 
@@ -116,6 +118,7 @@ def _shortest_communication(traces: Sequence[RankTrace], missing: str) -> NamedR
         accuses=accused,
         value=spent[accused] if accused is not None else None,
         threshold=None,
+        unit="us",
         detail={str(rank): round(us, 3) for rank, us in sorted(spent.items())},
     )
 
@@ -145,5 +148,6 @@ def _bandwidth(traces: Sequence[RankTrace], links: Sequence[Link]) -> NamedRule:
         accuses=None,
         value=min(shares.values()) if shares else None,
         threshold=EMPIRICAL,
+        unit="of the maximum",
         detail={name: round(value, 4) for name, value in sorted(speed.items())},
     )

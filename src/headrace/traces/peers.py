@@ -32,7 +32,13 @@ def waits_by_peer(traces: Sequence[RankTrace]) -> tuple[RankWaits, ...]:
             operation = (wait.step, wait.operation)
             longest[operation] = max(longest[operation], wait.wait_ns)
             waited_for[wait.peer] += wait.wait_ns
-        result.append(RankWaits(rank=trace.rank, wait_ns=sum(longest.values()), waited_for=dict(waited_for)))
+        by_step: defaultdict[int | None, int] = defaultdict(int)
+        for (step, _), wait_ns in longest.items():
+            by_step[step] += wait_ns
+        waits = RankWaits(
+            rank=trace.rank, wait_ns=sum(longest.values()), waited_for=dict(waited_for), by_step=dict(by_step)
+        )
+        result.append(waits)
     return tuple(result)
 
 

@@ -80,7 +80,7 @@ def judge_slow_link(traces: Sequence[RankTrace]) -> SlowLink:
     names = ", ".join(f"{link.src}->{link.dst} ({link.transport}, {_ratio(link):.0%})" for link in slow[:5])
     return SlowLink(
         verdict="small_packets" if small else "slow",
-        what=f"{'small packets, not the link: ' if small else 'slow link: '}{names} of the bandwidth of its kind",
+        what=f"{'small packets, not the link: ' if small else ''}{names} of the bandwidth of its kind",
         links=links,
         disproved_by="larger buckets: if the link keeps up then, it was the packets"
         if small

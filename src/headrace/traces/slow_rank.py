@@ -30,6 +30,7 @@ from headrace.traces.step_times import (
     excess_over_stage,
     judged_steps,
     lanes_of,
+    stage_median_ns,
 )
 from headrace.traces.timeline import RankTrace
 from headrace.traces.uneven_work import slow_stage, stage_computing_ns, wandering_ranks
@@ -117,22 +118,20 @@ def _judge(traces: Sequence[RankTrace], steps: JudgedSteps, lateness_ns: Mapping
 
 
 def _by_computing(traces: Sequence[RankTrace], steps: JudgedSteps) -> SlowRank:
-    """A table of operations: what a rank computes beyond the median of its stage is what the others wait for."""
+    """A table of operations: what a rank computes beyond the others of its stage is what they wait for."""
     excess_ns: dict[RankStep, int] = {}
     ratios: dict[str, float] = {}
     for trace in traces:
         assert trace.rank is not None
-        own_ratios = []
-        for step in steps.numbers:
-            longer_ns, lanes = computing_over_stage_ns(traces, trace.rank, step), lanes_of(trace, step)
-            if longer_ns is None or lanes is None or lanes.computing_ns is None or lanes.computing_ns <= longer_ns:
-                continue
-            ratio = lanes.computing_ns / (lanes.computing_ns - longer_ns)
-            own_ratios.append(ratio)
-            if ratio >= COMPUTES_LONGER:
+        found = {step: computing_over_stage_ns(traces, trace.rank, step) for step in steps.numbers}
+        own = {step: lanes.computing_ns or 0 for step in steps.numbers if (lanes := lanes_of(trace, step)) is not None}
+        for step, longer_ns in found.items():
+            if longer_ns is not None and own[step] >= COMPUTES_LONGER * (own[step] - longer_ns):
                 excess_ns[trace.rank, step] = round(longer_ns)
-        if own_ratios:
-            ratios[str(trace.rank)] = round(median(own_ratios), 4)
+        medians = {step: stage_median_ns(traces, trace.stage, step) for step in own}
+        known = [own[step] / middle for step, middle in medians.items() if middle]
+        if known:
+            ratios[str(trace.rank)] = round(median(known), 4)
     judged = _judge(traces, steps, excess_ns, "computing")
     return replace(judged, evidence=judged.evidence | {"computing_over_median_of_stage": ratios})
 

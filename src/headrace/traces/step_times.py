@@ -64,6 +64,13 @@ def computing_over_stage_ns(traces: Sequence[RankTrace], rank: int, step: int | 
     return _excess_in_step(traces, rank, step, lambda lanes: lanes.computing_ns)
 
 
+def stage_median_ns(traces: Sequence[RankTrace], stage: int | None, step: int | None) -> float | None:
+    """Median computing in one step over all traced ranks of a stage; None when no rank knows it."""
+    lanes = (lanes_of(trace, step) for trace in traces if trace.stage == stage)
+    known = [own.computing_ns for own in lanes if own is not None and own.computing_ns is not None]
+    return median(known) if known else None
+
+
 def lanes_of(trace: RankTrace, step: int | None) -> StepLanes | None:
     """The rank's lanes in one step."""
     return next((lanes for lanes in trace.lanes if lanes.step == step), None)

@@ -41,6 +41,7 @@ class RankWaits:
     wait_ns: int
     waited_for: dict[int, int]
     """By the rank that was waited for; it need not have been traced."""
+    by_step: dict[int | None, int]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,8 +49,6 @@ class Waits:
     """All waits of a job, and what the verdict needs of them."""
 
     of_rank: tuple[RankWaits, ...]
-    wait_ns: dict[RankStep, int]
-    """Per rank and step."""
     blame_ns: dict[RankStep, int]
     """Sum of the waits of all others where this rank was the shortest."""
     lateness_ns: dict[RankStep, int]
@@ -63,26 +62,25 @@ def by_durations(instances: Sequence[Instance], stage_of: Mapping[int, int | Non
     own stage, since stages differ by design."""
     total: defaultdict[int, int] = defaultdict(int)
     waited_for: defaultdict[int, defaultdict[int, int]] = defaultdict(lambda: defaultdict(int))
-    wait: defaultdict[RankStep, int] = defaultdict(int)
+    per_step: defaultdict[int, defaultdict[int | None, int]] = defaultdict(lambda: defaultdict(int))
     blame: defaultdict[RankStep, int] = defaultdict(int)
     for instance in instances:
         waits = waits_in(instance)
         last = shortest(instance)
         for rank, wait_ns in waits.items():
             total[rank] += wait_ns
-            wait[rank, instance.step] += wait_ns
+            per_step[rank][instance.step] += wait_ns
             if last is not None and rank != last:
                 waited_for[rank][last] += wait_ns
         if last is not None:
             blame[last, instance.step] += sum(waits.values())
     of_rank = tuple(
-        RankWaits(rank=rank, wait_ns=wait_ns, waited_for=dict(waited_for[rank]))
+        RankWaits(rank=rank, wait_ns=wait_ns, waited_for=dict(waited_for[rank]), by_step=dict(per_step[rank]))
         for rank, wait_ns in sorted(total.items())
     )
     telling = [instance for instance in instances if instance.is_complete and instance.kind in TELLS_ARRIVAL]
     return Waits(
         of_rank=of_rank,
-        wait_ns=dict(wait),
         blame_ns=dict(blame),
         lateness_ns=_lateness(telling, stage_of),
         num_telling=len(telling),
