@@ -21,7 +21,6 @@ TRACES = HERE.parent.parent.parent / "shared" / "traces"
 
 def shape_of(case):
     model = dict(case["model"])
-    model.pop("experts", None)
     if pattern := model.pop("moe_pattern", None):
         model["moe_layers"] = sum(pattern)
     window = case.get("window")

@@ -61,10 +61,12 @@ def test_activations_of_a_layer_by_the_published_formula():
 
 
 def test_all_experts_are_stored_though_a_token_meets_few():
-    moe = replace(GPT, moe_layers=24, topk=2, moe_ffn=1024)
+    moe = replace(GPT, moe_layers=24, experts=4, topk=2, moe_ffn=1024)
     options = {"sequence_length": 128, "micro_batch_size": 1, "recompute": "none"}
-    few, many = estimate_memory(moe, **options, experts=4), estimate_memory(moe, **options, experts=64)
+    few, many = estimate_memory(moe, **options), estimate_memory(replace(moe, experts=64), **options)
     assert many.parameters - few.parameters == 24 * 60 * 2 * 2048 * 1024
+    with pytest.raises(ConfigError, match="experts="):
+        estimate_memory(replace(moe, experts=0), **options)
 
 
 def test_sizes_below_one_are_refused():

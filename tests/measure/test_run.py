@@ -217,6 +217,19 @@ def test_the_summary_says_every_gap_with_its_reason():
     assert "no step was measured" in Loop().run.close()
 
 
+def test_measured_memory_stands_beside_the_formula():
+    text = Loop(read_device_memory=FakeMemory()).train(12).run.close()
+    assert "peak allocated 3.00 GiB, reserved 4.00 GiB; peak resident" in text
+    assert "by formula" in text
+    assert "by formula" not in Loop(msgspec.structs.replace(FACTS, sequence_length=None)).train(4).run.close()
+
+
+def test_training_efficiency_is_marked_as_our_definition():
+    assert "not known: not seen: communication (our definition" in Loop().train(4).run.close()
+    alone = msgspec.structs.replace(FACTS, world_size=1, data_parallel_size=1, tensor_parallel_size=1)
+    assert "efficiency    90.0% (our definition" in Loop(alone).train(4).run.close()
+
+
 def test_a_peak_that_cannot_be_is_flagged_in_the_line():
     lines = []
     Loop(msgspec.structs.replace(FACTS, peak_flops=1.0), print_line=lines.append).train(10)

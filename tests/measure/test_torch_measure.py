@@ -245,6 +245,16 @@ def test_a_data_rank_outside_of_its_size_is_refused():
         measure.Parallel(data_rank=2, data_parallel_size=2)
 
 
+def test_a_tensor_parallel_model_is_not_taken_for_data_parallel():
+    from headrace.torch.measure.start import every_rank_its_own_samples
+
+    model = torch.nn.Linear(1, 1)
+    assert every_rank_its_own_samples(model, 1, 4) == measure.Parallel(data_rank=1, data_parallel_size=4)
+    model.tp_size = 2
+    with pytest.raises(ConfigError, match="tensor parallel over 2 ranks"):
+        every_rank_its_own_samples(model, 1, 4)
+
+
 def test_torch_npu_is_never_imported_unless_asked_for():
     assert "torch_npu" not in sys.modules
     describe(None)

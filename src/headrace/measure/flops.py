@@ -50,6 +50,8 @@ class ModelShape:
     vocab: int
     """Columns of the output matrix, padding included: they are computed too."""
     moe_layers: int = 0
+    experts: int = 0
+    """Experts of one layer; operations do not depend on it, memory does."""
     topk: int = 0
     moe_ffn: int = 0
     shared_ffn: int = 0

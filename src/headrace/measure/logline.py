@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headrace.measure.memory import GIB, MemoryUse
+from headrace.measure.memory import GIB, MemoryEstimate, MemoryUse, in_gib
 from headrace.measure.phases import PHASES
 from headrace.measure.slow_rank import SlowRank
 from headrace.measure.summary import Summary
@@ -99,8 +99,28 @@ def terminal_line(window: Window) -> str:
     return " | ".join(parts)
 
 
-def summary_text(summary: Summary) -> str:
-    """The end-of-run summary: several lines, each figure with its unit, each gap with its reason."""
+@dataclass(slots=True)
+class Peaks:
+    """The largest memory figures of all windows of a run, in bytes; None: not read."""
+
+    allocated: int | None = None
+    reserved: int | None = None
+    rss: int | None = None
+
+    def add(self, use: MemoryUse) -> None:
+        """Take in one window."""
+        if use.device is not None:
+            self.allocated = max(self.allocated or 0, use.device.peak_allocated_bytes)
+            self.reserved = max(self.reserved or 0, use.device.peak_reserved_bytes)
+        if use.host is not None:
+            self.rss = max(self.rss or 0, use.host.peak_rss_bytes)
+
+
+def summary_text(summary: Summary, peaks: Peaks, estimate: MemoryEstimate | None) -> str:
+    """The end-of-run summary: several lines, each figure with its unit, each gap with its reason.
+
+    `estimate` is what the published formulas say a device needs, beside what was measured.
+    """
     if summary.num_steps == 0:
         return "headrace: no step was measured after the warm-up"
     rate = summary.throughput
@@ -111,21 +131,42 @@ def summary_text(summary: Summary) -> str:
         f"{shown(rate.tokens_per_s, 1.0, ',.0f')} tokens/s, "
         f"{shown(rate.tokens_per_s_per_device, 1.0, ',.0f')} per device, "
         f"padding {shown(rate.padding_ratio, 100.0, '.1f')} %",
+        *phase_lines(summary),
     ]
+    for name, used in (("MFU", summary.mfu), ("HFU", summary.hfu)):
+        lines.append(f"  {name:<14}" + (f"{used.value:.1%}" if used.value is not None else f"not known: {used.reason}"))
+    efficiency = summary.efficiency
+    said = f"not known: {efficiency.reason}" if efficiency.value is None else f"{efficiency.value:.1%}"
+    lines.append(f"  efficiency    {said} ({efficiency.definition})")
+    lines.append(f"  memory        {memory_text(peaks, estimate)}")
+    lines += [f"  note: {note}" for note in summary.notes]
+    return "\n".join(lines)
+
+
+def phase_lines(summary: Summary) -> list[str]:
+    """One line per phase, part and excluded time."""
+    lines = []
     for name in PHASES:
         phase = summary.phases[name]
         if phase.mean_s is None:
             lines.append(f"  {name:<14}not seen: {phase.reason}")
         else:
             lines.append(f"  {name:<14}{phase.mean_s * 1e3:10.3f} ms {shown(phase.share, 100.0, '6.1f')} %")
-    lines += [f"    {name:<16}{seconds * 1e3:10.3f} ms" for name, seconds in summary.data_parts_s.items()]
-    lines += [
-        f"  {name:<14}{seconds:10.3f} s in all, not part of any step" for name, seconds in summary.excluded_s.items()
-    ]
-    for name, used in (("MFU", summary.mfu), ("HFU", summary.hfu)):
-        lines.append(f"  {name:<14}" + (f"{used.value:.1%}" if used.value is not None else f"not known: {used.reason}"))
-    lines += [f"  note: {note}" for note in summary.notes]
-    return "\n".join(lines)
+        if name == "data":
+            parts = summary.data_parts_s.items()
+            lines += [f"    {part:<14}{seconds * 1e3:8.3f} ms" for part, seconds in parts]
+    excluded = summary.excluded_s.items()
+    return lines + [f"  {name:<14}{seconds:10.3f} s in all, not part of any step" for name, seconds in excluded]
+
+
+def memory_text(peaks: Peaks, estimate: MemoryEstimate | None) -> str:
+    """Measured peaks, and the formula's figure beside them."""
+    said = f"peak resident {in_gib(peaks.rss)}"
+    if peaks.reserved is not None:
+        said = f"peak allocated {in_gib(peaks.allocated)}, reserved {in_gib(peaks.reserved)}; {said}"
+    if estimate is not None:
+        said += f"; by formula {in_gib(estimate.total_bytes)} per device (mixed precision, Adam)"
+    return said
 
 
 def shown(value: float | None, factor: float, form: str) -> str:

@@ -115,7 +115,6 @@ def estimate_memory(
     data_parallel_size: int = 1,
     distributed_optimizer: bool = False,
     tied_embeddings: bool = False,
-    experts: int = 0,
 ) -> MemoryEstimate:
     """Weights, gradients and Adam in mixed precision, and the activations of the first pipeline stage.
 
@@ -123,13 +122,16 @@ def estimate_memory(
     optimizer sharded: Megatron-LM, megatron/training/theoretical_memory_usage.py. Activations with sequence parallelism
     s b h (18 + 4 ffn / h) per layer with selective recompute and 2 s b h with full: arXiv:2205.05198, table 2. Without
     recompute that paper adds 5 a s / h per layer for attention kernels that store the score matrix; fused kernels do
-    not, so "none" is estimated like "selective". Raises ConfigError for sizes below one.
+    not, so "none" is estimated like "selective". Raises ConfigError for sizes below one, and for layers with experts
+    when the shape does not say how many.
     """
     sizes = (sequence_length, micro_batch_size, tensor_parallel_size, pipeline_parallel_size, data_parallel_size)
     if min(sizes) < 1:
         raise ConfigError(f"lengths, batch and parallel sizes are at least 1, got {sizes}")
+    if shape.moe_layers and not shape.experts:
+        raise ConfigError("the memory of layers with experts needs their number: ModelShape(experts=...)")
     matrices = 3 if shape.gated else 2
-    experts_in_layer = matrices * shape.hidden * (shape.moe_ffn * max(experts, shape.topk) + shape.shared_ffn)
+    experts_in_layer = matrices * shape.hidden * (shape.moe_ffn * shape.experts + shape.shared_ffn)
     block = shape.layers * attention_weights(shape) + shape.moe_layers * experts_in_layer
     block += (shape.layers - shape.moe_layers) * matrices * shape.hidden * shape.ffn
     embedding = shape.hidden * shape.vocab

@@ -40,7 +40,7 @@ def shape_from_transformers(config: Any, *, gated: bool | None = None) -> ModelS
     if gated is None:
         gated = is_gated(str(getattr(config, "model_type", "")))
     window, window_layers = sliding_window(config, layers)
-    moe_layers, topk, moe_ffn, shared_ffn = experts_of(config, layers)
+    moe_layers, experts, topk, moe_ffn, shared_ffn = experts_of(config, layers)
     latent = latent_attention(config)
     return ModelShape(
         layers=layers,
@@ -52,6 +52,7 @@ def shape_from_transformers(config: Any, *, gated: bool | None = None) -> ModelS
         gated=gated,
         vocab=need(config, "vocab_size"),
         moe_layers=moe_layers,
+        experts=experts,
         topk=topk,
         moe_ffn=moe_ffn,
         shared_ffn=shared_ffn,
@@ -93,6 +94,7 @@ def shape_from_megatron(args: Any) -> ModelShape:
         gated=bool(getattr(args, "swiglu", False)),
         vocab=first(args, "padded_vocab_size", "vocab_size") or missing("padded_vocab_size"),
         moe_layers=sum(pattern),
+        experts=args.num_experts if any(pattern) else 0,
         topk=args.moe_router_topk if any(pattern) else 0,
         moe_ffn=(getattr(args, "moe_ffn_hidden_size", None) or args.ffn_hidden_size) if any(pattern) else 0,
         shared_ffn=getattr(args, "moe_shared_expert_intermediate_size", None) or 0,
@@ -142,11 +144,11 @@ def sliding_window(config: Any, layers: int) -> tuple[int | None, int]:
     return window, layers
 
 
-def experts_of(config: Any, layers: int) -> tuple[int, int, int, int]:
-    """(layers with experts, experts per token, width of one, width of the shared ones of a layer)."""
+def experts_of(config: Any, layers: int) -> tuple[int, int, int, int, int]:
+    """(layers with experts, experts of a layer, those a token meets, width of one, width of the shared ones)."""
     experts = first(config, "num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts") or 0
     if experts <= 1:
-        return 0, 0, 0, 0
+        return 0, 0, 0, 0, 0
     topk = need(config, "num_experts_per_tok", "moe_topk", "moe_k")
     width = first(config, "moe_intermediate_size", "intermediate_size") or missing("moe_intermediate_size")
     shared = first(config, "shared_expert_intermediate_size") or 0
@@ -159,7 +161,7 @@ def experts_of(config: Any, layers: int) -> tuple[int, int, int, int]:
     sparse = sum(
         layer >= dense_first and layer not in dense_only and (layer + offset) % period == 0 for layer in range(layers)
     )
-    return sparse, topk, width, shared
+    return sparse, experts, topk, width, shared
 
 
 def latent_attention(config: Any) -> LatentAttention | None:

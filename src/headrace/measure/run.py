@@ -21,8 +21,15 @@ from typing import TypeAlias, TypeVar
 
 from headrace.errors import ConfigError
 from headrace.measure.flops import Work, step_flops, work_of
-from headrace.measure.logline import Window, metrics, summary_text, terminal_line
-from headrace.measure.memory import DeviceMemory, MemoryUse, ReadDeviceMemory, host_memory
+from headrace.measure.logline import Peaks, Window, metrics, summary_text, terminal_line
+from headrace.measure.memory import (
+    DeviceMemory,
+    MemoryEstimate,
+    MemoryUse,
+    ReadDeviceMemory,
+    estimate_memory,
+    host_memory,
+)
 from headrace.measure.phases import StepTimes
 from headrace.measure.record import RecordWriter, RunFacts, StepRecord, WindowRecord, step_record
 from headrace.measure.slow_rank import Gather, RankWindow, SlowRank, SlowRankWatch, computing_s
@@ -95,6 +102,9 @@ class Run:
         self.writer = None if records is None else RecordWriter(records, facts)
         self.counts = Counts()
         self.window, self.total = Totals(), Totals()
+        self.peaks = Peaks()
+        self.micro_batch_samples = 0
+        """Samples of the last micro batch, for the memory estimate."""
         self.slow_rank: SlowRank | None = None
         """The last verdict."""
         self.closed: Summary | None = None
@@ -130,6 +140,7 @@ class Run:
                 if (shape := self.facts.shape) is not None:
                     work = work_of(document_lengths, attention=self.facts.attention, window=shape.window)
             self.counts.add(samples, tokens, computed, squared, work)
+            self.micro_batch_samples = samples
         except Exception as error:
             self.drop("counting", error)
 
@@ -195,7 +206,9 @@ class Run:
             except Exception as error:
                 self.read_device_memory = None
                 reason = self.drop("reading device memory", error)
-        return MemoryUse(host=host_memory(proportional=proportional), device=device, reason=reason)
+        use = MemoryUse(host=host_memory(proportional=proportional), device=device, reason=reason)
+        self.peaks.add(use)
+        return use
 
     def look_for_slow_rank(self, last: StepRecord) -> None:
         """Send this window's sums; judge whatever windows of all ranks have arrived meanwhile."""
@@ -243,7 +256,7 @@ class Run:
                 except Exception as error:
                     self.drop("cleaning up", error)
             self.closed = summarise(self.total, self.facts)
-        return summary_text(self.closed)
+        return summary_text(self.closed, self.peaks, memory_estimate(self.facts, self.micro_batch_samples))
 
     def summary(self) -> Summary:
         """The figures of all steps so far that count."""
@@ -265,6 +278,23 @@ class Run:
         reason = f"{what} failed: {type(error).__name__}: {error}"
         log.warning("%s; training and the rest of the measuring go on", reason, exc_info=error)
         return reason
+
+
+def memory_estimate(facts: RunFacts, micro_batch_size: int) -> MemoryEstimate | None:
+    """The formulas' figure for this run; None when the model, its length or the micro batch is not known."""
+    if facts.shape is None or facts.sequence_length is None or micro_batch_size < 1:
+        return None
+    if facts.shape.moe_layers and not facts.shape.experts:
+        return None
+    return estimate_memory(
+        facts.shape,
+        sequence_length=facts.sequence_length,
+        micro_batch_size=micro_batch_size,
+        recompute=facts.recompute,
+        tensor_parallel_size=facts.tensor_parallel_size,
+        pipeline_parallel_size=facts.pipeline_parallel_size,
+        data_parallel_size=facts.data_parallel_size,
+    )
 
 
 def rank_window(rank: int, window: int, totals: Totals) -> RankWindow:

@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterable
 from threading import get_ident
 from typing import Any
 
+import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
-import torch
 from headrace.measure.step import NOBODY, Step
 from headrace.torch.measure.hooks import Undo
 

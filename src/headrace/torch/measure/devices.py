@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+
 from headrace.errors import ConfigError
 from headrace.measure.clock import DeviceEvent
 from headrace.measure.memory import DeviceMemory

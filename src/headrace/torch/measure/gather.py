@@ -6,12 +6,11 @@ from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
 
+import torch
 import torch.distributed as dist
 
 # Bound before any wrapper is installed: measuring must not count itself as communication.
 from torch.distributed import all_gather, all_reduce
-
-import torch
 
 MAX_IN_FLIGHT = 8
 """Windows whose rows may be on their way. When a rank stops answering, sending ends instead of piling up."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import torch
+
 from headrace.measure.step import Step
 
 Undo: TypeAlias = Callable[[], None]

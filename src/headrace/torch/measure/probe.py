@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
-
 import torch
+
 from headrace.errors import ConfigError
 from headrace.measure.batch_size import BeyondMargin
 from headrace.torch.measure.devices import DeviceBackend, backend_of

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
+import torch
 import torch.distributed as dist
 
-import torch
 from headrace.errors import ConfigError
 from headrace.measure.environment import capture_environment
 from headrace.measure.flops import Attention, ModelShape, Recompute
@@ -126,7 +126,7 @@ def describe(model: torch.nn.Module | None = None, **description: Unpack[Descrip
     """The facts of the run, from what is said and what can be found out. A collective call inside a job."""
     backend = backend_of(description.get("device") or device_of(model))
     rank, world_size = own_rank_and_world()
-    parallel = description.get("parallel") or Parallel(data_rank=rank, data_parallel_size=world_size)
+    parallel = description.get("parallel") or every_rank_its_own_samples(model, rank, world_size)
     if parallel.num_devices != world_size:
         raise ConfigError(
             f"the parallel sizes make {parallel.num_devices} devices, the job has {world_size}: {parallel}"
@@ -156,6 +156,17 @@ def describe(model: torch.nn.Module | None = None, **description: Unpack[Descrip
         started_unix_s=time.time(),
         environment=capture_environment(),
     )
+
+
+def every_rank_its_own_samples(model: torch.nn.Module | None, rank: int, world_size: int) -> Parallel:
+    """Plain data parallelism, unless the model knows better: counting shared samples once per rank would invent them."""
+    tensor_parallel_size = getattr(model, "tp_size", None)
+    if world_size > 1 and isinstance(tensor_parallel_size, int) and tensor_parallel_size > 1:
+        raise ConfigError(
+            f"the model is tensor parallel over {tensor_parallel_size} ranks, which share their samples: pass "
+            f"parallel=Parallel(tensor_parallel_size={tensor_parallel_size}, data_rank=..., data_parallel_size=...)"
+        )
+    return Parallel(data_rank=rank, data_parallel_size=world_size)
 
 
 def step_on(backend: DeviceBackend, unseen: dict[str, str]) -> Step:
