@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import msgspec
+import torch
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -27,6 +28,7 @@ RANK_STOP_TIMEOUT_S = 5
 LEFTOVER_TIMEOUT_S = 1.0
 """DataLoader workers look for their rank every 5 s only; they are not waited for that long."""
 
+_VISIBLE_DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES")
 _HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
@@ -66,7 +68,9 @@ def launch(folder: Path, *, tp: int) -> None:
 
 def _rank_environment(mark: str, tp: int, folder: Path) -> dict[str, str]:
     num_cores = len(os.sched_getaffinity(0))
-    return {
+    # Two ranks on one accelerator is what no collective library wants: then all compute on the CPU.
+    too_few = torch.accelerator.is_available() and torch.accelerator.device_count() < tp
+    return (dict.fromkeys(_VISIBLE_DEVICES, "") if too_few else {}) | {
         MARK: mark,
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, num_cores // tp))),
         "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),

@@ -13,7 +13,7 @@ from rich.progress import Progress as Bar
 class Progress:
     """A bar over a known number of steps, on standard error. `visible=False` for all ranks but one."""
 
-    def __init__(self, total: int, *, visible: bool = True) -> None:
+    def __init__(self, description: str, total: int, *, visible: bool = True) -> None:
         console = Console(stderr=True)
         self._bar = Bar(
             TextColumn("{task.description:<40}"),
@@ -24,7 +24,7 @@ class Progress:
             transient=True,
             disable=not (visible and console.is_terminal),
         )
-        self._task = self._bar.add_task("", total=total)
+        self._task = self._bar.add_task(description, total=total)
 
     def advance(self, description: str) -> None:
         """One step further."""

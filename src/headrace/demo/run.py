@@ -29,8 +29,12 @@ def run_demo(
     errors of the tree when a rank failed. No process and no file outside the cache outlives the call.
     """
     require_packages()
-    with Progress(1) as progress:
-        corpus = find_corpus(prefix=corpus_prefix, text_folder=text_folder, progress=progress.move_to)
+    with Progress("corpus: look for it", 1) as progress:
+        corpus = find_corpus(
+            prefix=corpus_prefix,
+            text_folder=text_folder,
+            progress=lambda stage, done, total: progress.move_to(f"corpus: {stage}", done, total),
+        )
     # Everything that a rank would refuse is found here, once and before torch is loaded.
     source_of(corpus, settings).open_batches().close()
     if settings.trace_dir is not None:

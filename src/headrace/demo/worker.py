@@ -51,7 +51,7 @@ def main() -> int:
     rank = int(os.environ["RANK"])
     try:
         order = msgspec.json.decode((folder / ORDER_FILE).read_bytes(), type=WorkOrder)
-        device = start_group(order.settings.tp)
+        device = start_group()
         model_folder = folder / "model"
         num_parameters = write_model(model_folder, order.settings, order.corpus.vocab_size) if rank == 0 else 0
         dist.barrier()
@@ -76,13 +76,13 @@ def main() -> int:
     return 0
 
 
-def start_group(tp: int) -> torch.device:
-    """Join the other ranks: on accelerators where each rank has one of its own, else on the CPU."""
-    local_rank = int(os.environ["LOCAL_RANK"])
+def start_group() -> torch.device:
+    """Join the other ranks: on accelerators where the launcher left them visible, else on the CPU."""
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    if accelerator is None or torch.accelerator.device_count() < tp:
+    if accelerator is None:
         dist.init_process_group("gloo", timeout=COLLECTIVE_TIMEOUT)
         return torch.device("cpu")
+    local_rank = int(os.environ["LOCAL_RANK"])
     torch.accelerator.set_device_index(local_rank)
     device = torch.device(accelerator.type, local_rank)
     dist.init_process_group(timeout=COLLECTIVE_TIMEOUT, device_id=device)
@@ -92,7 +92,7 @@ def start_group(tp: int) -> torch.device:
 def run(order: WorkOrder, model_folder: Path, rank: int, device: torch.device) -> RankResults:
     """All parts of the demo on this rank."""
     settings, source = order.settings, source_of(order.corpus, order.settings)
-    with Progress(num_steps(settings), visible=rank == 0) as progress:
+    with Progress("load the model", num_steps(settings), visible=rank == 0) as progress:
         losses = train_on_each(source, model_folder, num_steps=settings.loss_steps, device=device, progress=progress)
         training = Training(model_folder)
         feeds = [OpenFeed(name, source, device) for name in CONTENDERS]
