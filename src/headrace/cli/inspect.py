@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import dropwhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import msgspec
 import typer
@@ -37,6 +37,12 @@ def inspect(
     split_name: Annotated[str, typer.Option(help="Which part of --split.")] = "train",
     eod: Annotated[int | None, typer.Option(help="End-of-document id (default: what manifest.json says).")] = None,
     eod_mask_loss: Annotated[bool, typer.Option(help="What follows an end of document is no target.")] = False,
+    cp_size: Annotated[int, typer.Option(help="Show the part of one of so many context-parallel ranks.")] = 1,
+    cp_rank: Annotated[int, typer.Option(help="Which one.")] = 0,
+    cut: Annotated[str, typer.Option(help="documents, rows, contiguous or hybrid.")] = "documents",
+    ulysses_size: Annotated[int, typer.Option(help="For --cut hybrid.")] = 1,
+    stage: Annotated[str, typer.Option(help="Pipeline stage: only, first, middle, last or mtp.")] = "only",
+    mtp_depth: Annotated[int, typer.Option(help="Prediction depths.")] = 0,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the same as JSON.")] = None,
 ) -> None:
     """Show what is in a token store: counts, lengths, and with --sample one packed micro batch as a model gets it."""
@@ -44,6 +50,8 @@ def inspect(
         raise ConfigError("--sample and --seq-length belong together: which sample, and how many tokens per row")
     check_writable(json)
     from headrace.cli.inspect_sample import SampleRequest, take_sample
+    from headrace.cli.inspect_view import print_view, view_of
+    from headrace.packing import View
     from headrace.store import TokenStore
 
     console = Console()
@@ -65,6 +73,17 @@ def inspect(
             taken = take_sample(store, request)
             document["sample"] = msgspec.to_builtins(taken)
             print_sample(console, taken)
+            view = View(
+                cp_size=cp_size,
+                cp_rank=cp_rank,
+                cut=cast(Any, cut),
+                ulysses_size=ulysses_size,
+                stage=cast(Any, stage),
+                mtp_depth=mtp_depth,
+            )
+            if view != View():
+                document["view"] = view_of(taken, view)
+                print_view(console, document["view"])
     write_document(json, document)
 
 
