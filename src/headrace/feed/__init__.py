@@ -2,7 +2,8 @@
 
 config.py         what a user decides                  source.py       where batches come from
 feed.py           what a rank iterates over            batch.py        what it gets
-joining.py        becoming a member of a group         agreement.py    do all ranks want the same?
+request.py        what one rank asks for               agreement.py    do all ranks want the same?
+joining.py        becoming a member of a group         rendezvous.py   how they tell each other
 feeder.py         starting the feeder process          process.py      the feeder process itself
 hosting.py        bringing a ring up and filling it    producer.py     one batch after another
 production.py     what a source is to the producer     items.py        an iterable of dicts

@@ -24,6 +24,7 @@ from headrace.feed.config import FeedConfig
 from headrace.feed.joining import Membership, join
 from headrace.feed.production import Metadata
 from headrace.feed.rendezvous import Alone, Rendezvous
+from headrace.feed.request import FeedRequest
 from headrace.feed.source import Source
 from headrace.feed.stats import FeedStats
 from headrace.packing import Cutter, View
@@ -85,23 +86,22 @@ class Feed(Generic[Array]):
         self._counts: tuple[int, ...] = ()
         self._source_state: bytes | None = None
         self._owner_pid = os.getpid()
+        request = FeedRequest(
+            source=source,
+            iterator=iterator,
+            writer_rank=writer_rank,
+            ranks=tuple(ranks),
+            rank=rank,
+            data_rank=data_rank,
+            data_size=data_size,
+            seed=seed,
+            config=self.config,
+            parts=(view or View()).shared_terms,
+        )
         resources = contextlib.ExitStack()
         with contextlib.ExitStack() as unless_joined:
             unless_joined.callback(resources.close)
-            self._member: Membership = join(
-                rendezvous or Alone(),
-                source=source,
-                iterator=iterator,
-                writer_rank=writer_rank,
-                ranks=tuple(ranks),
-                rank=rank,
-                data_rank=data_rank,
-                data_size=data_size,
-                seed=seed,
-                config=self.config,
-                parts=(view or View()).shared_terms,
-                resources=resources,
-            )
+            self._member: Membership = join(request, rendezvous or Alone(), resources)
             unless_joined.pop_all()
         # A process that ends without close() has left, not died: the other ranks go on.
         self._finalizer = weakref.finalize(self, _close_if_ours, resources, self._owner_pid)
@@ -125,21 +125,22 @@ class Feed(Generic[Array]):
             host = self._member.host
             if host is not None and not host.producer.finished:
                 host.producer.produce()
-            delivery = ring.next()
+            delivery, arrays, slot = ring.take()
             if delivery[2] != DATA:
                 raise self._end(ring.blob(delivery), delivery[2])
             counts = delivery[4]
             self._counts = counts
             self._num_delivered = index = self._num_delivered + 1
             self.oldest_valid = index - self._hold
-            arrays = ring.arrays(delivery)
+            if arrays is None:
+                arrays = ring.arrays(delivery)
             if self._cutter is not None:
                 arrays, counts = self._cut(self._cutter, ring, arrays, counts)
             metadata: Metadata | None = None
             lender: Lender = self
             if counts[5] or self._hand_out is not None:
                 arrays, metadata, lender = self._unusual(ring, delivery, arrays)
-            return Batch(arrays, index - 1, counts, lender, ring.slot(delivery), metadata)
+            return Batch(arrays, index - 1, counts, lender, slot, metadata)
         except Exception:
             self._check_open()  # whatever breaks when another thread closes this feed meanwhile, that is why
             raise

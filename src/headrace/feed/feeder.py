@@ -19,6 +19,7 @@ from typing import Any
 
 from headrace.errors import ConfigError
 from headrace.feed.config import FeedConfig
+from headrace.feed.request import FeedRequest
 from headrace.shm.peers import Peer, open_pidfd
 
 NAME = "headrace-feeder"  # 15 bytes: exactly what the kernel keeps of a process's name
@@ -71,12 +72,9 @@ class Feeder:
         source: bytes,
         listener: socket.socket,
         nonce: str,
-        config: FeedConfig,
+        request: FeedRequest,
         *,
         expected: dict[int, Peer],
-        data_rank: int,
-        data_size: int,
-        seed: int,
     ) -> None:
         """Starts it. Takes over `listener`: our copy is closed, so that the feeder's death closes the door."""
         with contextlib.ExitStack() as passed:
@@ -90,10 +88,10 @@ class Feeder:
                 charge = Charge(
                     source=source,
                     sys_path=sys.path,
-                    config=config,
-                    data_rank=data_rank,
-                    data_size=data_size,
-                    seed=seed,
+                    config=request.config,
+                    data_rank=request.data_rank,
+                    data_size=request.data_size,
+                    seed=request.seed,
                     expected=expected,
                     nonce=nonce,
                     listener_fd=listener.fileno(),

@@ -11,7 +11,7 @@ import logging
 import math
 import os
 import socket
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,14 +19,13 @@ from headrace.errors import ConfigError, HeadraceError, PeerGone
 from headrace.feed import agreement, shard
 from headrace.feed.agreement import Card
 from headrace.feed.batch import Array
-from headrace.feed.config import FeedConfig
 from headrace.feed.feeder import Feeder, pickled
 from headrace.feed.hosting import Host, OwnReader, bring_up
 from headrace.feed.items import ItemProduction
 from headrace.feed.production import Production
 from headrace.feed.rendezvous import Rendezvous
+from headrace.feed.request import ITERATOR_IDENTITY, FeedRequest
 from headrace.feed.resume import check_fits, encode, source_state
-from headrace.feed.source import Source
 from headrace.position import Position
 from headrace.shm import handover
 from headrace.shm.handover import Door
@@ -37,22 +36,18 @@ from headrace.topology import Topology
 
 log = logging.getLogger("headrace")
 
-_ITERATOR_IDENTITY = "an iterator"
-
 
 @dataclass(kw_only=True, slots=True)
 class Membership:
     """A rank's place in a feed, before and after it attaches. What it owns is in `resources`."""
 
+    request: FeedRequest
     topology: Topology
     cards: list[Card]
-    source: Source | None
-    iterator: Iterable[Mapping[str, Any]] | None
     door: Door | None
     """Open on the rank that writes itself; the feeder has taken the others'."""
     host_card: Card
     """Whose invitation to follow: the rank that started the feeder, or that writes itself."""
-    config: FeedConfig
     resources: contextlib.ExitStack
     writer: Peer
     has_knocked: bool = False
@@ -65,7 +60,7 @@ class Membership:
 
     def identity(self) -> str:
         """What a checkpoint remembers of the data."""
-        return _ITERATOR_IDENTITY if self.source is None else shard.identity(self.source)
+        return ITERATOR_IDENTITY if self.request.source is None else shard.identity(self.request.source)
 
     def attach(
         self, beginning: Position, wrap: Callable[[Any], Array], check_open: Callable[[], None]
@@ -79,10 +74,10 @@ class Membership:
         else:
             ring = self._attach_there(beginning, wrap, check_open)
         if self.topology.leads_host:
-            total_mib = self.config.num_slots * ring.slot_bytes / 2**20
+            total_mib = self.request.config.num_slots * ring.slot_bytes / 2**20
             log.info(
                 "feed up: %d slots of %d bytes, %.1f MiB of host memory for %d ranks, written by %s (pid %d)",
-                self.config.num_slots, ring.slot_bytes, total_mib, len(self.topology.local_ranks),
+                self.request.config.num_slots, ring.slot_bytes, total_mib, len(self.topology.local_ranks),
                 self.writer.who, self.writer.pid,
             )  # fmt: skip
         return ring
@@ -99,14 +94,16 @@ class Membership:
         self.resources.callback(watch.close)
         try:
             ring = RingReader(
-                self.config.ring,
+                self.request.config.ring,
                 index=self.topology.reader_index,
                 who=f"rank {self.rank}",
                 control_fd=admission.control_fd,
                 data_fd=admission.data_fd,
                 slot_bytes=admission.slot_bytes,
                 watch=watch,
-                receive_data=lambda: handover.receive_data(connection, self.writer, timeout_s=self.config.timeout_s),
+                receive_data=lambda: handover.receive_data(
+                    connection, self.writer, timeout_s=self.request.config.timeout_s
+                ),
                 wrap=wrap,
             )
         finally:
@@ -141,8 +138,8 @@ class Membership:
         del expected[index]
         self.host = host = bring_up(
             self.door,
-            self.config,
-            self.config.ring,
+            self.request.config,
+            self.request.config.ring,
             self._open_iterator,
             expected=expected,
             who=who,
@@ -152,7 +149,7 @@ class Membership:
         )
         self.resources.callback(host.close)
         ring = RingReader(
-            self.config.ring,
+            self.request.config.ring,
             index=index,
             who=who,
             control_fd=host.writer.control_fd,
@@ -167,14 +164,14 @@ class Membership:
         return ring
 
     def _open_iterator(self, position: Position) -> Production:
-        assert self.iterator is not None
-        check_fits(position, source=_ITERATOR_IDENTITY, data_size=self.topology.data_size, counts_samples=True)
-        if position.source_state is not None and not hasattr(self.iterator, "load_state_dict"):
+        assert self.request.iterator is not None
+        check_fits(position, source=ITERATOR_IDENTITY, data_size=self.topology.data_size, counts_samples=True)
+        if position.source_state is not None and not hasattr(self.request.iterator, "load_state_dict"):
             raise ConfigError(
                 "the checkpoint holds the iterator's own state, but the one given now is a "
-                f"{type(self.iterator).__name__} without load_state_dict"
+                f"{type(self.request.iterator).__name__} without load_state_dict"
             )
-        production = ItemProduction(self.iterator, num_shards=self.topology.data_size)
+        production = ItemProduction(self.request.iterator, num_shards=self.topology.data_size)
         # Whoever passes an iterator has set it to where it should begin; only its own state moves it.
         production.resume(
             source_state=source_state(position.source_state), num_drawn=0, consumed_samples=position.consumed_samples
@@ -182,81 +179,42 @@ class Membership:
         return production
 
 
-def join(
-    rendezvous: Rendezvous,
-    *,
-    source: Source | None,
-    iterator: Iterable[Mapping[str, Any]] | None,
-    writer_rank: int | None,
-    ranks: tuple[int, ...],
-    rank: int,
-    data_rank: int,
-    data_size: int,
-    seed: int,
-    config: FeedConfig,
-    parts: str,
-    resources: contextlib.ExitStack,
-) -> Membership:
-    """Exchange cards with the other ranks; ConfigError, the same on every rank, unless they agree. Blocks.
-
-    `parts`: what the views of all ranks must have in common.
-    """
-    with agreement.telling_others(rank, rendezvous, timeout_s=config.start_timeout_s):
-        _check_arguments(
-            source, iterator, writer_rank, ranks=ranks, rank=rank, data_rank=data_rank, data_size=data_size
-        )
-        charge = b"" if source is None else pickled(source)
-        terms = {
-            "the source": _ITERATOR_IDENTITY if source is None else shard.description(source),
-            "writer_rank": str(writer_rank),
-            "data_rank": str(data_rank),
-            "data_size": str(data_size),
-            "seed": str(seed),
-            "the views": parts,
-        }
-        terms |= {field.name: repr(getattr(config, field.name)) for field in dataclasses.fields(config)}
+def join(request: FeedRequest, rendezvous: Rendezvous, resources: contextlib.ExitStack) -> Membership:
+    """Exchange cards with the other ranks; ConfigError, the same on every rank, unless they agree. Blocks."""
+    start_timeout_s = request.config.start_timeout_s
+    with agreement.telling_others(request.rank, rendezvous, timeout_s=start_timeout_s):
+        request.check()
+        charge = b"" if request.source is None else pickled(request.source)
+        terms = request.terms()
         listener, invitation = handover.listen()
         resources.callback(listener.close)
-    card = agreement.make_card(rank, invitation=invitation, has_iterator=iterator is not None, terms=terms)
-    cards = agreement.exchange(card, rendezvous, timeout_s=config.start_timeout_s)
-    if writer_rank is not None:
-        agreement.check_iterators(cards, writer_rank)
-    topology = Topology(
-        ranks=ranks,
-        index=ranks.index(rank),
-        hosts=tuple(one.host for one in cards),
-        data_rank=data_rank,
-        data_size=data_size,
+    card = agreement.make_card(
+        request.rank, invitation=invitation, has_iterator=request.iterator is not None, terms=terms
     )
-    host_card = cards[writer_rank] if writer_rank is not None else cards[ranks.index(topology.local_ranks[0])]
+    cards = agreement.exchange(card, rendezvous, timeout_s=start_timeout_s)
+    if request.writer_rank is not None:
+        agreement.check_iterators(cards, request.writer_rank)
+    topology = request.topology(hosts=tuple(one.host for one in cards))
+    first_here = topology.ranks.index(topology.local_ranks[0])
+    host_card = cards[first_here if request.writer_rank is None else request.writer_rank]
     door = None
-    if host_card.rank != rank:
+    if host_card.rank != request.rank:
         listener.close()
-    elif source is None:
+    elif request.source is None:
         door = Door(listener=listener, nonce=invitation.nonce)
         resources.callback(door.close)
     else:
-        feeder = Feeder(
-            charge,
-            listener,
-            invitation.nonce,
-            config,
-            expected=agreement.roster(cards, card.host),
-            data_rank=data_rank,
-            data_size=data_size,
-            seed=seed,
-        )
+        expected = agreement.roster(cards, card.host)
+        feeder = Feeder(charge, listener, invitation.nonce, request, expected=expected)
         resources.callback(feeder.close)
     membership = Membership(
+        request=request,
         topology=topology,
         cards=cards,
-        source=source,
-        iterator=iterator,
         door=door,
         host_card=host_card,
-        config=config,
         resources=resources,
-        writer=_future_writer(host_card, is_feeder=source is not None),
+        writer=_future_writer(host_card, is_feeder=request.source is not None),
     )
     resources.callback(membership.excuse)
     return membership
@@ -275,7 +233,7 @@ class _FirstWait:
     def __init__(self, member: Membership, check_open: Callable[[], None]) -> None:
         self._check_open = check_open
         self._others = agreement.roster(member.cards, member.topology.hosts[member.topology.index])
-        config = member.config.ring
+        config = member.request.config.ring
         # Whoever writes knows which rank is missing, and says so: it gets the first word.
         self._patience = Patience(
             dataclasses.replace(config, timeout_s=config.timeout_s + 2 * TICK_S),
@@ -289,33 +247,3 @@ class _FirstWait:
             if peer.pid and not peer.is_alive():
                 raise PeerGone(peer.who, rank=peer.rank, pid=peer.pid, version=0, reason="ended")
         self._patience.check()
-
-
-def _check_arguments(
-    source: Source | None,
-    iterator: Iterable[Mapping[str, Any]] | None,
-    writer_rank: int | None,
-    *,
-    ranks: tuple[int, ...],
-    rank: int,
-    data_rank: int,
-    data_size: int,
-) -> None:
-    if (source is None) == (writer_rank is None) or (source is not None and iterator is not None):
-        raise ConfigError(
-            "give either a source, or an iterator with the writer_rank that has it (and iterator=None on the others)"
-        )
-    if source is not None and not callable(source):
-        raise ConfigError(f"a source is PackedTokens or a callable, got a {type(source).__name__}")
-    if iterator is not None and not hasattr(iterator, "__iter__"):
-        raise ConfigError(f"an iterator yields dicts of arrays, got a {type(iterator).__name__}")
-    if writer_rank is not None and not 0 <= writer_rank < len(ranks):
-        raise ConfigError(
-            f"writer_rank {writer_rank} is not in a group of {len(ranks)} ranks (it counts within the group)"
-        )
-    if len(set(ranks)) != len(ranks):
-        raise ConfigError(f"a group has each rank once, got {ranks}")
-    if rank not in ranks:
-        raise ConfigError(f"rank {rank} is not a member of the group {ranks}")
-    if not 0 <= data_rank < data_size:
-        raise ConfigError(f"data_rank must lie in [0, data_size), got {data_rank} of {data_size}")
