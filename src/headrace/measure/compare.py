@@ -102,18 +102,23 @@ Measure = Callable[[StepRecord], tuple[float, float] | None]
 
 
 def tokens_per_s(step: StepRecord) -> tuple[float, float] | None:
+    """Real tokens over seconds."""
     return None if step.tokens is None or not step.step_ns else (step.tokens, step.step_ns / 1e9)
 
 
 def samples_per_s(step: StepRecord) -> tuple[float, float] | None:
+    """Samples over seconds."""
     return None if step.samples is None or not step.step_ns else (step.samples, step.step_ns / 1e9)
 
 
 def step_seconds(step: StepRecord) -> tuple[float, float] | None:
+    """Seconds over steps."""
     return (step.step_ns / 1e9, 1.0) if step.step_ns else None
 
 
 def phase_seconds(name: str) -> Measure:
+    """Seconds of one phase over steps."""
+
     def measure(step: StepRecord) -> tuple[float, float] | None:
         value = step.phases_ns.get(name)
         return None if value is None else (value / 1e9, 1.0)

@@ -170,6 +170,7 @@ def what_differs(small: ScalingPoint, large: ScalingPoint) -> tuple[str, ...]:
 
 
 def said(value: object) -> str:
+    """A value for a sentence."""
     return "not recorded" if value is None else str(value)
 
 

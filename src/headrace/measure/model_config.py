@@ -183,9 +183,11 @@ def first(config: Any, *names: str) -> Any:
 
 
 def need(config: Any, *names: str) -> int:
+    """The first of the attributes that is there, or a ConfigError naming them all."""
     value = first(config, *names)
     return missing(" or ".join(names)) if value is None else int(value)
 
 
 def missing(what: str) -> int:
+    """Always raises: without this the count would be a guess."""
     raise ConfigError(f"the configuration has no {what}: the operations cannot be counted from it")

@@ -93,7 +93,10 @@ class DeviceBackend:
 
 
 class StreamEvent:
-    """An event that is recorded on one device's current stream, although another device may be current."""
+    """An event that is recorded on one device's current stream, although another device may be current.
+
+    The calls are those of `headrace.measure.clock.DeviceEvent`.
+    """
 
     def __init__(self, event: Any, module: Any, index: int) -> None:
         self.event, self.module, self.index = event, module, index

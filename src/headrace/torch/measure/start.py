@@ -159,7 +159,7 @@ def describe(model: torch.nn.Module | None = None, **description: Unpack[Descrip
 
 
 def every_rank_its_own_samples(model: torch.nn.Module | None, rank: int, world_size: int) -> Parallel:
-    """Plain data parallelism, unless the model knows better: counting shared samples once per rank would invent them."""
+    """Plain data parallelism, unless the model knows better: counting shared samples per rank would invent some."""
     tensor_parallel_size = getattr(model, "tp_size", None)
     if world_size > 1 and isinstance(tensor_parallel_size, int) and tensor_parallel_size > 1:
         raise ConfigError(
