@@ -1,1 +1,1 @@
-"""TODO(first light): see ARCHITECTURE.md."""
+"""Frameworks that already have a training loop: one module each, imported by name only."""
