@@ -33,7 +33,7 @@ struct cut_job {
     void *target;
     const struct cut_run *runs;
     int64_t num_runs, shift, fill, itemsize;
-    bool run_on;        /* positions: padding counts on instead of holding `fill` */
+    bool run_on;        /* positions, int64 or int32: padding counts on instead of holding `fill` */
     bool blank_at_seam; /* the first of a run follows nothing that is here: it holds `fill` */
 };
 
@@ -74,10 +74,16 @@ static void cut_fill(const struct cut_job *job, char *target, int64_t count) {
 }
 
 /* Positions of padding, from `first` on, count on from the last token of the document. */
-static void cut_count_on(const int64_t *source, const struct cut_run *run, int64_t first, int64_t *target,
+static void cut_count_on(const struct cut_job *job, const struct cut_run *run, int64_t first, char *target,
                          int64_t count) {
-    int64_t beyond_source = source[run->end - 1] - (run->end - 1);
-    for (int64_t i = 0; i < count; i++) target[i] = beyond_source + first + i;
+    int64_t ahead = first - (run->end - 1); /* of the last token */
+    if (job->itemsize == 8) {
+        int64_t last = ((const int64_t *)job->source)[run->end - 1];
+        for (int64_t i = 0; i < count; i++) ((int64_t *)(void *)target)[i] = last + ahead + i;
+    } else {
+        int32_t last = ((const int32_t *)job->source)[run->end - 1];
+        for (int64_t i = 0; i < count; i++) ((int32_t *)(void *)target)[i] = (int32_t)(last + ahead + i);
+    }
 }
 
 /* The caller has checked that runs lie inside source and together fill target. */
@@ -89,7 +95,7 @@ static void cut_part(const struct cut_job *job) {
         memcpy(target, (const char *)job->source + start * job->itemsize * (held > 0), (size_t)(held * job->itemsize));
         char *padding = target + held * job->itemsize;
         if (job->run_on) {
-            cut_count_on(job->source, run, start + held, (int64_t *)(void *)padding, run->length - held);
+            cut_count_on(job, run, start + held, padding, run->length - held);
         } else {
             cut_fill(job, padding, run->length - held);
         }

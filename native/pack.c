@@ -273,8 +273,8 @@ static int describe_cut(struct cut_job *job, const Py_buffer *views, PyObject *c
     job->itemsize = source->itemsize;
     job->run_on = run_on;
     job->blank_at_seam = blank_at_seam;
-    int fill_fits = job->fill == 0 || job->itemsize == 8 || job->itemsize == 4;
-    if (runs->itemsize != 8 || target->itemsize != source->itemsize || !fill_fits || (run_on && source->itemsize != 8)) {
+    int is_number = job->itemsize == 8 || job->itemsize == 4;
+    if (runs->itemsize != 8 || target->itemsize != source->itemsize || (!is_number && (job->fill || run_on))) {
         PyErr_Format(PyExc_ValueError, "cut: source has elements of %zd bytes, target of %zd, fill is %lld",
                      source->itemsize, target->itemsize, (long long)job->fill);
         return -1;
@@ -320,7 +320,7 @@ static PyMethodDef functions[] = {
     {"cut", (PyCFunction)(void (*)(void))cut, METH_FASTCALL,
      "cut(source, target, runs, num_runs, shift, fill, run_on, blank_at_seam) -> None\n\n"
      "Copies the runs of source into target, `shift` further on, with `fill` past the end of a document.\n"
-     "run_on (int64): padding counts on from the document's last element. blank_at_seam: the first of a run is fill."},
+     "run_on (int64, int32): padding counts on from the document's last element. blank_at_seam: the first of a run is fill."},
     {NULL, NULL, 0, NULL},
 };
 

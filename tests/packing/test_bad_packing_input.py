@@ -194,7 +194,7 @@ SOURCE, TARGET = np.arange(5), np.zeros(4, np.int64)
         ((SOURCE, TARGET, RUNS, 2, 0, 2**40, 0, 0), "fill must be in"),
         ((SOURCE, TARGET.astype(np.int32), RUNS, 2, 0, 0, 0, 0), "source has elements of 8 bytes, target of 4"),
         ((SOURCE.astype(np.int16), TARGET.astype(np.int16), RUNS, 2, 0, -100, 0, 0), "fill is -100"),
-        ((SOURCE.astype(np.int32), TARGET.astype(np.int32), RUNS, 2, 0, 0, 1, 0), "elements of 4 bytes"),
+        ((SOURCE.astype(np.int16), TARGET.astype(np.int16), RUNS, 2, 0, 0, 1, 0), "elements of 2 bytes"),
         ((SOURCE, TARGET, RUNS.astype(np.int32), 1, 0, 0, 0, 0), "cut: source"),
         ((SOURCE, read_only(TARGET.copy()), RUNS, 2, 0, 0, 0, 0), "target must be a C-contiguous writable buffer"),
         ((SOURCE[::2], TARGET, RUNS, 2, 0, 0, 0, 0), "source must be a C-contiguous buffer"),

@@ -267,3 +267,12 @@ def test_boundaries_of_another_dtype_or_none():
 def test_views_without_a_meaning(wrong, message):
     with pytest.raises(ConfigError, match=message):
         View(**wrong)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_positions_run_on_through_padding_in_either_width(dtype):
+    positions = np.array([[5, 6, 7, 0, 1]], dtype)  # the first document began on an earlier row
+    batch = {"tokens": np.arange(1, 6)[None], "position_ids": positions, "cu_seqlens": boundaries([3, 2])}
+    parts = [take_view(batch, View(cp_size=4, cp_rank=rank))["position_ids"] for rank in range(4)]
+    assert [part.tolist() for part in parts] == [[[5, 12, 0, 7]], [[6, 11, 1, 6]], [[7, 10, 2, 5]], [[8, 9, 3, 4]]]
+    assert all(part.dtype == dtype for part in parts)

@@ -112,6 +112,15 @@ def test_the_longest_document_and_the_ends_are_those_laid_out():
         assert list(batch.actual_seq_len) == batch["cu_seqlens_padded"][1:].tolist()
 
 
+def test_a_middle_stage_knows_its_boundaries_and_how_many_tokens_there_are_without_one():
+    with Feed(iterator=batches(1), writer_rank=0, view=View(stage="middle", cp_size=2)) as feed:
+        batch = next(feed)
+        assert set(batch) == {"cu_seqlens", "cu_seqlens_padded", "max_seqlen"}
+        assert batch["cu_seqlens"][-1] == 48
+        assert batch.actual_seq_len[-1] == batch["cu_seqlens_padded"][-1] >= 48
+        assert type(batch.max_seqlen) is int
+
+
 class Meeting:
     """Ranks that are threads of one process."""
 

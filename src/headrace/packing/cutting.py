@@ -134,7 +134,7 @@ class Cutter(Generic[Array]):
 
     def _take(self, name: str, array: npt.NDArray[Any], arrays: Arrays, plan: _Plan) -> Array:
         target, wrapped = self._buffers.array(name, plan.shape, array.dtype)
-        counts_on = ROLES.get(name) == "position_ids" and array.dtype.itemsize == 8
+        counts_on = ROLES.get(name) == "position_ids" and array.dtype in (np.int64, np.int32)
         is_shifted = name == "labels" and "shift_labels" in arrays
         fill = IGNORED_LABEL if is_shifted else _fill(name, arrays)
         _native.cut(array, target, plan.runs, plan.num_runs, 0, fill, counts_on, is_shifted)
