@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from itertools import count
 
 import pytest
 
 from headrace.bench import placement
+from headrace.cli import main
 from headrace.errors import ConfigError
 
 FIELDS = {
@@ -31,6 +33,19 @@ def test_the_record_with_a_device():
     assert [row["field"] for row in record["rows"] if row["host_reads"]] == ["cu_seqlens"]
     assert record["summary"]["cpu_over_device"]["position_ids"] == 2.0
     assert record["summary"]["cpu_over_device"]["all fields"] is None
+
+
+def test_the_verb(monkeypatch, capsys, tmp_path):
+    path = tmp_path / "placement.json"
+    arguments = ["--seq", "64", "--rounds", "2", "--device", "cpu", "--json", str(path)]
+    monkeypatch.setattr(sys, "argv", ["headrace", "bench", "placement", *arguments])
+    monkeypatch.setenv("COLUMNS", "120")
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0
+    printed = capsys.readouterr().out
+    assert "position_ids" in printed
+    assert {row["field"] for row in json.loads(path.read_text())["rows"]} == FIELDS
 
 
 def test_without_a_device(monkeypatch):

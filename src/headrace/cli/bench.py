@@ -133,3 +133,20 @@ def order(
     record = run(num_documents=documents, sequence_lengths=numbers(seq, int, "--seq"), num_rounds=rounds)
     print_rounds(record, Console(), columns=("what", "sequence_length", "documents_per_sample", "contender"))
     write_document(json, record)
+
+
+@app.command()
+def placement(
+    seq: Annotated[str, typer.Option(help="Tokens per row, comma-separated.")] = "4096,32768,131072",
+    device: Annotated[str | None, typer.Option(help="As torch names it; default: this machine's accelerator.")] = None,
+    rounds: Annotated[int, typer.Option(help="Measured rounds.")] = 50,
+    json: Json = None,
+) -> None:
+    """What each field costs the CPU, beside making it on the device and waiting for it."""
+    check_writable(json)
+    from headrace.bench.placement import run
+    from headrace.cli.bench_tables import print_placement
+
+    record = run(seq_lengths=numbers(seq, int, "--seq"), device=device, num_rounds=rounds)
+    print_placement(record, Console())
+    write_document(json, record)

@@ -106,6 +106,23 @@ def print_rounds(record: Record, console: Console, *, columns: Sequence[str]) ->
     print_skipped(record, console)
 
 
+def print_placement(record: Record, console: Console) -> None:
+    """One line per field and length: the CPU, the copy, the device with its wait."""
+    table = Table(title=f"where a field is made, median us; device: {record['device'] or 'none'}")
+    for name in ("field", "tokens", "KB", "CPU", "copy", "device", "host reads it"):
+        table.add_column(name, justify="left" if name == "field" else "right", no_wrap=True)
+    for row in record["rows"]:
+        table.add_row(
+            row["field"],
+            str(row["seq_length"]),
+            plain(row["nbytes"] / 1e3),
+            *(plain(row[f"{side}_us"]) for side in ("cpu", "copy", "device")),
+            "yes" if row["host_reads"] else "",
+        )
+    console.print(table)
+    print_skipped(record, console)
+
+
 def print_figures(record: Record, console: Console) -> None:
     """What was to be reached, and whether it is. Who was not there."""
     table = Table(title="figures to reach")
