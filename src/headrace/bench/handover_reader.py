@@ -77,8 +77,9 @@ def take_from_ring(charge: ReaderCharge) -> Take:
     )
 
     def take() -> int:
-        delivery = ring.next()
-        ring.arrays(delivery)
+        delivery, arrays, _ = ring.take()
+        if arrays is None:
+            ring.arrays(delivery)
         return delivery[4][0]
 
     return take

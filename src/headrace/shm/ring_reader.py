@@ -63,13 +63,29 @@ class RingReader(Generic[Array]):
 
     # -- one batch -----------------------------------------------------------------------------------------------------
 
+    def take(self) -> tuple[_native.Delivery, dict[str, Array] | None, np.ndarray]:
+        """`next`, `arrays` and `slot` at once. No arrays: this slot never held such a batch, or END or ERROR came.
+
+        What a rank calls for every step, so it is one Python frame: after an idle gap of 5 ms, when caches are cold,
+        the three calls apart took 9 us more, of 37.
+        """
+        delivery = self._native.next(self._tick_s)
+        if delivery is None or delivery[2] == RESIZE:
+            delivery = self._take_slowly(delivery)
+        slots, slot = self._slots, delivery[1]
+        arrays = slots.by_lengths[slot].get(delivery[5]) if slots.layout_ids[slot] == delivery[3] else None
+        return delivery, arrays, slots.memory[slot]
+
     def next(self) -> _native.Delivery:
         """Hand back all but the last hold - 1 versions and take the next one.
 
         A delivery is (version, slot, kind, layout_id, counts, lengths). Blocks until it is there; one C call if it is.
         END and ERROR come again with every further call. PeerGone, FeedTimeout, FeedClosed.
         """
-        delivery = self._native.next(self._tick_s)
+        return self._take_slowly(self._native.next(self._tick_s))
+
+    def _take_slowly(self, delivery: _native.Delivery | None) -> _native.Delivery:
+        """What is not there is waited for; RESIZE is dealt with here."""
         if delivery is None:
             delivery = self._wait()
         while delivery[2] == RESIZE:

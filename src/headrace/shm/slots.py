@@ -70,26 +70,30 @@ class WritableSlots:
 
 
 class ReadableSlots(Generic[Array]):
-    """The reader's side. `wrap` turns a NumPy view into what is handed out, such as a tensor of the same memory."""
+    """The reader's side. `wrap` turns a NumPy view into what is handed out, such as a tensor of the same memory.
+
+    `memory`, `layout_ids` and `by_lengths` are per slot, to be read by RingReader.take: the layout it held last, and
+    the arrays made for that so far.
+    """
 
     def __init__(self, slots: list[np.ndarray], wrap: Callable[[np.ndarray], Array]) -> None:
         self.memory = slots
         self._wrap = wrap
-        self._layout_ids = [-1] * len(slots)
+        self.layout_ids = [-1] * len(slots)
         self._places: list[tuple[Place, ...]] = [()] * len(slots)
-        self._by_lengths: list[dict[tuple[int, ...], dict[str, Array]]] = [{} for _ in slots]
+        self.by_lengths: list[dict[tuple[int, ...], dict[str, Array]]] = [{} for _ in slots]
 
     def arrays(self, slot: int, layout_id: int, lengths: tuple[int, ...]) -> dict[str, Array]:
         """The arrays of a delivered slot. The dict is shared between deliveries: do not change it."""
-        if self._layout_ids[slot] != layout_id:
+        if self.layout_ids[slot] != layout_id:
             self._places[slot] = read_table(self.memory[slot])
-            self._by_lengths[slot] = {}
-            self._layout_ids[slot] = layout_id
-        known = self._by_lengths[slot].get(lengths)
+            self.by_lengths[slot] = {}
+            self.layout_ids[slot] = layout_id
+        known = self.by_lengths[slot].get(lengths)
         return known if known is not None else self._build(slot, lengths)
 
     def _build(self, slot: int, lengths: tuple[int, ...]) -> dict[str, Array]:
-        remembered = self._by_lengths[slot]
+        remembered = self.by_lengths[slot]
         if len(remembered) >= MAX_REMEMBERED_LENGTHS:
             remembered.clear()
         same_everywhere: dict[str, Array] = next(iter(remembered.values()), {})

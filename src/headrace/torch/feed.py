@@ -25,6 +25,9 @@ from headrace.torch.group import Group, StoreRendezvous, members_of
 
 DEFAULTS = FeedConfig()
 
+# By name: what super() looks up costs 9 us after an idle gap, a third of taking a batch.
+_NEXT_ON_HOST = ArrayFeed.__next__
+
 
 class Feed(ArrayFeed[torch.Tensor]):
     """Batches of tensors for the ranks that share a data-parallel index.
@@ -112,7 +115,7 @@ class Feed(ArrayFeed[torch.Tensor]):
     def __next__(self) -> Batch[torch.Tensor]:
         """The next batch, see headrace.feed.Feed. On another device: to be used on the stream that is current now."""
         if self._device_copies is None:
-            return super().__next__()
+            return _NEXT_ON_HOST(self)
         ahead = self._ahead or self._fetch()
         self._ahead = None
         if len(self._in_use) == self._users_hold:
