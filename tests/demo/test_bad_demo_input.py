@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import asdict
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from headrace.cli.demo import demo
 from headrace.demo.corpus import existing, find_corpus, source_of
 from headrace.demo.run import make_folder, require_packages
 from headrace.demo.settings import DemoSettings
@@ -114,3 +117,12 @@ def test_the_command_says_one_sentence_and_leaves_with_2(arguments: list[str], m
     assert done.stdout == ""
     assert len(done.stderr.splitlines()) == 1
     assert message in done.stderr
+
+
+def test_the_command_and_the_settings_have_the_same_defaults() -> None:
+    offered = {name: parameter.default for name, parameter in signature(demo).parameters.items()}
+    settings = asdict(DemoSettings())
+    assert {name: offered[name] for name in settings.keys() & offered.keys()} == {
+        name: settings[name] for name in settings.keys() & offered.keys()
+    }
+    assert {"tp", "steps", "seq_length", "slow_ms", "seed"} <= settings.keys() & offered.keys()
