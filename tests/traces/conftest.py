@@ -6,6 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("headrace", deadline=None, derandomize=True, print_blob=True)
+settings.load_profile("headrace")
 
 REFERENCE = Path(__file__).resolve().parents[3] / "shared" / "traces"
 

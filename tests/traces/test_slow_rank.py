@@ -133,6 +133,22 @@ def test_a_first_step_that_holds_the_profilers_start_is_left_out():
     assert found.evidence["steps_left_out"] == [2]
 
 
+def test_noise_with_two_ranks_is_a_coin_not_a_fault():
+    """Six of eight steps by 10 ms and more: with two ranks that happens to one of them in 29 % of all runs."""
+    late_ms = [12, 25, 10, -20, 31, 14, -11, 18]
+    job = synchronous_job(
+        2, range(8), lambda rank, step: 60 * MS + max(0, late_ms[step] if rank == 0 else -late_ms[step]) * MS
+    )
+    found = verdict(job)
+    assert found.verdict == "none"
+    assert found.evidence["lateness_us_per_step"]["0"] == pytest.approx(9875, rel=0.01)
+
+
+def test_a_delay_as_large_but_steady_is_a_fault():
+    job = synchronous_job(2, range(8), lambda rank, step: 60 * MS + 10 * MS * (rank == 0))
+    assert (verdict(job).verdict, verdict(job).rank) == ("card", 0)
+
+
 OFFSETS_US = [79, 10**9, -(10**9)]
 
 

@@ -5,7 +5,7 @@ Three kinds of evidence:
   waits      all ranks of a group were traced: who arrives last, by how much, in how many steps (waits.py)
   computing  a table of operations: computing time per step against the median of the rank's pipeline stage
 
-Blame needs size (>= 5 % of the step) and persistence (>= 70 % of the steps). Then the class:
+Blame needs size, persistence and more than chance (suspects.py). Then the class:
   card         that one rank: it computes longer, or nothing seen on its host explains the delay
   host         its device sits idle longer (launching, loading), or all ranks of its host are late
   partition    no rank is late within its stage, but one stage computes > 10 % longer than another
@@ -32,22 +32,25 @@ from headrace.traces.step_times import (
     lanes_of,
     stage_median_ns,
 )
+from headrace.traces.suspects import (
+    CERTAIN_STEPS,
+    FEW_STEPS,
+    MIN_PERSISTENCE,
+    MIN_SHARE,
+    Sure,
+    Suspect,
+    find_suspects,
+    how_sure,
+    net_lateness,
+)
 from headrace.traces.timeline import RankTrace
 from headrace.traces.uneven_work import slow_stage, stage_computing_ns, wandering_ranks
 from headrace.traces.waits import RankStep, Waits
 
 Verdict: TypeAlias = Literal["card", "host", "partition", "data", "none", "undecidable"]
-Sure: TypeAlias = Literal["high", "medium", "low"]
 
-MIN_SHARE = 0.05
-"""Of the step. A healthy job of four processes on two cores shows as much, in single steps."""
-MIN_PERSISTENCE = 0.7
-FEW_STEPS, MIN_SHARE_OF_FEW = 3, 0.10
-"""With fewer steps persistence cannot be seen: only a large delay is named, and called late in this step."""
 EXPLAINS = 0.5
 """A cause has to cover half of the delay."""
-CERTAIN_STEPS, CERTAIN_PERSISTENCE, CERTAIN_SHARE = 5, 0.9, 0.10
-"""From here on a verdict calls itself sure."""
 COMPUTES_LONGER = 1.10
 """Times the median of the stage, where a table of operations is all there is."""
 
@@ -83,14 +86,6 @@ class SlowRank:
     evidence: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Suspect:
-    rank: int
-    mean_ns: float
-    share: float
-    steps_late: int
-
-
 def judge_slow_rank(traces: Sequence[RankTrace], waits: Waits) -> SlowRank:
     """Apply the rules. Every trace has a rank, and no two have the same."""
     steps = judged_steps(traces)
@@ -104,14 +99,14 @@ def judge_slow_rank(traces: Sequence[RankTrace], waits: Waits) -> SlowRank:
 
 
 def _judge(traces: Sequence[RankTrace], steps: JudgedSteps, lateness_ns: Mapping[RankStep, int], rule: str) -> SlowRank:
-    suspects = _suspects(steps, lateness_ns)
+    net_ns = net_lateness(steps, lateness_ns, (trace.rank for trace in traces if trace.rank is not None))
     evidence: dict[str, Any] = {
         "rule": rule,
-        "lateness_us_per_step": _mean_per_rank(steps, lateness_ns),
+        "lateness_us_per_step": {str(rank): _us(mean(own.values())) for rank, own in net_ns.items() if own},
         "steps_left_out": list(steps.left_out),
     }
-    if suspects:
-        return _accuse(traces, steps, suspects, lateness_ns, evidence)
+    if suspects := find_suspects(steps, net_ns):
+        return _accuse(traces, steps, suspects, net_ns[suspects[0].rank], evidence)
     if wandering := wandering_ranks(traces, steps, lateness_ns):
         return _blame_data(steps, wandering, evidence)
     return _blame_partition_or_nobody(traces, steps, evidence)
@@ -136,25 +131,11 @@ def _by_computing(traces: Sequence[RankTrace], steps: JudgedSteps) -> SlowRank:
     return replace(judged, evidence=judged.evidence | {"computing_over_median_of_stage": ratios})
 
 
-def _suspects(steps: JudgedSteps, lateness_ns: Mapping[RankStep, int]) -> list[_Suspect]:
-    """Ranks whose lateness has size and persistence, the latest first."""
-    few = len(steps.numbers) < FEW_STEPS
-    min_share = MIN_SHARE_OF_FEW if few else MIN_SHARE
-    found = []
-    for rank in {rank for rank, _ in lateness_ns}:
-        own = [lateness_ns.get((rank, step), 0) for step in steps.numbers]
-        shares = [late_ns / steps.time_ns[step] for late_ns, step in zip(own, steps.numbers, strict=True)]
-        late = sum(share >= min_share for share in shares)
-        if shares and late >= MIN_PERSISTENCE * len(shares) and mean(own) >= min_share * steps.mean_ns:
-            found.append(_Suspect(rank=rank, mean_ns=mean(own), share=mean(own) / steps.mean_ns, steps_late=late))
-    return sorted(found, key=lambda suspect: -suspect.mean_ns)
-
-
 def _accuse(
     traces: Sequence[RankTrace],
     steps: JudgedSteps,
-    suspects: list[_Suspect],
-    lateness_ns: Mapping[RankStep, int],
+    suspects: list[Suspect],
+    net_ns: Mapping[int | None, float],
     evidence: dict[str, Any],
 ) -> SlowRank:
     chief, num_steps = suspects[0], len(steps.numbers)
@@ -165,7 +146,7 @@ def _accuse(
     verdict, why = _classify(chief, excess, _whole_host(traces, late), peers)
     evidence |= {
         "explained_by": why,
-        "lateness_us_by_step": {str(step): _us(lateness_ns.get((chief.rank, step), 0)) for step in steps.numbers},
+        "lateness_us_by_step": {str(step): _us(late_ns) for step, late_ns in net_ns.items()},
     }
     if excess is not None:
         evidence["excess_us_per_step"] = {
@@ -182,7 +163,7 @@ def _accuse(
         rank=chief.rank,
         traced=traced,
         what=what,
-        sure=_sureness(chief.share, chief.steps_late, num_steps),
+        sure=how_sure(chief, num_steps),
         lateness_ns=round(chief.mean_ns),
         share_of_step=chief.share,
         steps_late=chief.steps_late,
@@ -193,7 +174,7 @@ def _accuse(
     )
 
 
-def _classify(chief: _Suspect, excess: Excess | None, host: str | None, peers: str) -> tuple[Verdict, str]:
+def _classify(chief: Suspect, excess: Excess | None, host: str | None, peers: str) -> tuple[Verdict, str]:
     if host is not None:
         return "host", f"so are all traced ranks of host {host}"
     if excess is None:
@@ -284,17 +265,6 @@ def _undecidable(traces: Sequence[RankTrace], steps: JudgedSteps) -> SlowRank:
         disproved_by=DISPROVED_BY["undecidable"],
         evidence={"rule": "none", "why": why},
     )
-
-
-def _sureness(share: float, steps_late: int, num_steps: int) -> Sure:
-    if num_steps >= CERTAIN_STEPS and steps_late >= CERTAIN_PERSISTENCE * num_steps and share >= CERTAIN_SHARE:
-        return "high"
-    return "medium" if num_steps >= FEW_STEPS else "low"
-
-
-def _mean_per_rank(steps: JudgedSteps, lateness_ns: Mapping[RankStep, int]) -> dict[str, float]:
-    ranks = sorted({rank for rank, _ in lateness_ns})
-    return {str(rank): _us(mean(lateness_ns.get((rank, step), 0) for step in steps.numbers)) for rank in ranks}
 
 
 def _us(nanoseconds: float) -> float:
