@@ -77,7 +77,7 @@ def test_compare_refuses_what_is_no_run(tmp_path):
 def test_tune_finds_a_batch_within_the_memory_it_is_given(tmp_path):
     """The limit on the address space makes the CPU's allocator fail as a device's would."""
     pytest.importorskip("transformers")
-    options = ["--seq-length", "64", "--upper", "64", "--multiple", "8", "--memory-gib", "0.6"]
+    options = ["--seq-length", "32", "--upper", "64", "--multiple", "16", "--memory-gib", "0.3"]
     command = [sys.executable, "-c", "from headrace.cli import main; main()", "tune", *options]
     command += ["--json", str(tmp_path / "out.json")]
     one_thread = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -88,7 +88,7 @@ def test_tune_finds_a_batch_within_the_memory_it_is_given(tmp_path):
     failed = [one for one in result["tried"] if not one["fits"]]
     fitted = {one["batch_size"] for one in result["tried"] if one["fits"]}
     assert result["largest"] in fitted
-    assert result["largest"] % 8 == 0
+    assert result["largest"] % 16 == 0
     assert result["largest"] == max(fitted) < min(one["batch_size"] for one in failed)
     assert "DefaultCPUAllocator" in failed[0]["reason"] or "Memory" in failed[0]["reason"]
     assert not result["reached_upper"]
