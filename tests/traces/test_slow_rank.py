@@ -136,11 +136,12 @@ def test_a_first_step_that_holds_the_profilers_start_is_left_out():
 def test_noise_with_two_ranks_is_a_coin_not_a_fault():
     """Six of eight steps by 10 ms and more: with two ranks that happens to one of them in 29 % of all runs."""
     late_ms = [12, 25, 10, -20, 31, 14, -11, 18]
-    job = synchronous_job(
-        2, range(8), lambda rank, step: 60 * MS + max(0, late_ms[step] if rank == 0 else -late_ms[step]) * MS
-    )
-    found = verdict(job)
-    assert found.verdict == "none"
+
+    def late(rank, step):
+        return max(0, late_ms[step] if rank == 0 else -late_ms[step]) * MS
+
+    found = verdict(synchronous_job(2, range(8), lambda rank, step: 60 * MS, idle_ns=late))
+    assert (found.verdict, found.rank) == ("none", None)
     assert found.evidence["lateness_us_per_step"]["0"] == pytest.approx(9875, rel=0.01)
 
 
