@@ -59,16 +59,10 @@ class Process:
 
     def __init__(self) -> None:
         self.ticks = 0
-        self.log: list[str] = []
-        handler = logging.Handler()
-        handler.emit = lambda record: self.log.append(record.getMessage())  # type: ignore[method-assign]
-        logging.getLogger("headrace").addHandler(handler)
+        logging.getLogger("headrace").addHandler(logging.FileHandler(os.environ["HEADRACE_TEST_LOG"]))
 
     def pid(self) -> int:
         return os.getpid()
-
-    def messages(self) -> list[str]:
-        return self.log
 
     def limit(self, name: str, value: int) -> None:
         resource.setrlimit(getattr(resource, name), (value, resource.getrlimit(getattr(resource, name))[1]))

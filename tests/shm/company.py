@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -44,13 +45,14 @@ class Actor:
         environment: dict[str, str] | None = None,
         prefix: tuple[str, ...] = (),
     ) -> None:
+        self.log = tempfile.NamedTemporaryFile(prefix="headrace-log-")  # noqa: SIM115 -- closed in bury
         self.process = subprocess.Popen(
             [*prefix, sys.executable, str(script), role],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=os.environ | (environment or {}),
+            env=os.environ | {"HEADRACE_TEST_LOG": self.log.name} | (environment or {}),
         )
         self._pid: int | None = None
 
@@ -94,6 +96,10 @@ class Actor:
 
         return call
 
+    def reports(self) -> list[str]:
+        """What it has logged so far. It need not be able to answer."""
+        return Path(self.log.name).read_text().splitlines()
+
     def signal(self, number: signal.Signals) -> None:
         os.kill(self.process.pid, number)
 
@@ -107,6 +113,7 @@ class Actor:
         """End it whatever it does; returns what it wrote to stderr."""
         self.process.kill()
         _, errors = self.process.communicate()
+        self.log.close()
         return errors
 
 
@@ -156,3 +163,13 @@ def until_asleep(actor: Actor) -> None:
             return
         time.sleep(0.002)
     raise TimeoutError("it never went to sleep in the ring")
+
+
+def until_reported(actor: Actor) -> str:
+    """The first thing that the actor logs."""
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        if reports := actor.reports():
+            return reports[0]
+        time.sleep(0.01)
+    raise TimeoutError("it never logged anything")

@@ -55,8 +55,8 @@ def show(capsys: pytest.CaptureFixture[str], text: str) -> None:
 
 
 def test_the_protocol_holds_whoever_dies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    errors, states = search(tmp_path)
-    show(capsys, f"2 readers, 2 slots, one death: {states:,} states")
+    errors, states = search(tmp_path, "-DVERSIONS=3")
+    show(capsys, f"2 readers, 2 slots, 3 versions, one death: {states:,} states")
     assert errors == 0
 
 
@@ -79,7 +79,10 @@ def test_a_mistake_is_found(tmp_path: Path, mistake: int) -> None:
 
 
 @pytest.mark.soak
-def test_it_holds_when_any_of_them_die(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    errors, states = search(tmp_path, "-DDEATHS=2")
-    show(capsys, f"2 readers, 2 slots, any deaths: {states:,} states")
+@pytest.mark.parametrize("size", [("-DVERSIONS=4",), ("-DVERSIONS=3", "-DDEATHS=2")])
+def test_it_holds_for_longer_and_with_more_deaths(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], size: tuple[str, ...]
+) -> None:
+    errors, states = search(tmp_path, *size)
+    show(capsys, f"2 readers, 2 slots, {' '.join(size)}: {states:,} states")
     assert errors == 0
