@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import dropwhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
@@ -50,8 +50,7 @@ def inspect(
         raise ConfigError("--sample and --seq-length belong together: which sample, and how many tokens per row")
     check_writable(json)
     from headrace.cli.inspect_sample import SampleRequest, take_sample
-    from headrace.cli.inspect_view import print_view, view_of
-    from headrace.packing import View
+    from headrace.cli.inspect_view import show_view
     from headrace.store import TokenStore
 
     console = Console()
@@ -73,17 +72,17 @@ def inspect(
             taken = take_sample(store, request)
             document["sample"] = msgspec.to_builtins(taken)
             print_sample(console, taken)
-            view = View(
+            show_view(
+                console,
+                document,
+                taken,
                 cp_size=cp_size,
                 cp_rank=cp_rank,
-                cut=cast(Any, cut),
+                cut=cut,
                 ulysses_size=ulysses_size,
-                stage=cast(Any, stage),
+                stage=stage,
                 mtp_depth=mtp_depth,
             )
-            if view != View():
-                document["view"] = view_of(taken, view)
-                print_view(console, document["view"])
     write_document(json, document)
 
 

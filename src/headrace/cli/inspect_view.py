@@ -17,6 +17,14 @@ if TYPE_CHECKING:
 SHOWN_VALUES = 24
 
 
+def show_view(console: Console, document: dict[str, Any], sample: Sample, **asked: Any) -> None:
+    """Print the view that the options name and add it to the document; nothing if it is all of the batch."""
+    view = View(**asked)
+    if view != View():
+        document["view"] = view_of(sample, view)
+        print_view(console, document["view"])
+
+
 def view_of(sample: Sample, view: View) -> dict[str, Any]:
     """The view's fields: dtype, shape and values each; `max_seqlen` as an int. ConfigError if it cannot be cut so."""
     batch = {

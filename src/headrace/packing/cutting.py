@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -59,6 +59,20 @@ class _Plan:
     """Longest document as it is laid out now; None: as before."""
 
 
+class _Field(NamedTuple):
+    """A field that the view hands out, and what its name says about cutting it."""
+
+    name: str
+    role: str | None
+    """Its Megatron name; None: no stage knows it."""
+    fill: int
+    """What a position without a token holds."""
+    counts_on: bool
+    """Padding continues it: positions."""
+    blank_at_seam: bool
+    """Labels moved right by one: the first of a run has its token elsewhere."""
+
+
 class Cutter(Generic[Array]):
     """One view, applied to one batch after another. Used by one thread.
 
@@ -74,6 +88,7 @@ class Cutter(Generic[Array]):
         self._scratch: Buffers[npt.NDArray[Any]] = Buffers(1, lambda array: array)
         self._wrapped: dict[tuple[int, Any], tuple[Any, Array]] = {}
         self._row_plans: dict[tuple[int, ...], _Plan] = {}
+        self._fields_by_names: dict[tuple[str, ...], tuple[_Field, ...]] = {}
 
     def cut(self, arrays: Arrays, max_seqlen: int) -> tuple[dict[str, Array], int]:
         """The view's part of a batch, and its longest document in tokens, padding included.
@@ -82,26 +97,32 @@ class Cutter(Generic[Array]):
         ConfigError if the batch cannot be cut this way: see headrace.packing.context_parallel and conventions.
         """
         view = self.view
-        wanted = {name: array for name, array in arrays.items() if is_needed(name, self._keys)}
+        names = tuple(arrays)
+        fields = self._fields_by_names.get(names)
+        if fields is None:
+            fields = self._fields_by_names[names] = self._fields_of(names)
         if view.cp_size == 1 and view.mtp_depth == 0:
-            return {name: self._known(array) for name, array in wanted.items()}, max_seqlen
+            return {field.name: self._known(arrays[field.name]) for field in fields}, max_seqlen
         shape = _tokens_of(arrays).shape
         if view.cut == "contiguous" and view.mtp_depth == 0:
-            return self._slices(arrays, wanted, shape), max_seqlen
+            return self._slices(arrays, fields, shape), max_seqlen
         self._buffers.next_turn()
         plan = self._plan(arrays, shape)
         taken: dict[str, Array] = {}
-        for name, array in wanted.items():
-            if view.cp_size > 1 and array.shape == shape:
-                taken[name] = self._take(name, array, arrays, plan)
-            elif view.cp_size > 1 and name == "attention_mask":
-                taken[name] = self._take_mask(array, shape)
+        for field in fields:
+            array = arrays[field.name]
+            if view.cp_size == 1:
+                taken[field.name] = self._known(array)
+            elif array.shape == shape:
+                target, taken[field.name] = self._buffers.array(field.name, plan.shape, array.dtype)
+                counts_on = field.counts_on and array.dtype.kind == "i" and array.dtype.itemsize >= 4
+                _native.cut(array, target, plan.runs, plan.num_runs, 0, field.fill, counts_on, field.blank_at_seam)
             else:
-                taken[name] = self._known(array)
+                taken[field.name] = self._whole(field, array, shape)
         if plan.padded is not None:
             self._add_padded(taken, arrays, plan.padded)
         if view.mtp_depth:
-            self._add_depths(taken, arrays, plan)
+            self._add_depths(taken, arrays, fields, plan)
         return taken, max_seqlen if plan.max_seqlen is None else plan.max_seqlen
 
     def forget(self) -> None:
@@ -109,6 +130,27 @@ class Cutter(Generic[Array]):
         self._wrapped.clear()
 
     # -- what is handed out --------------------------------------------------------------------------------------------
+
+    def _fields_of(self, names: tuple[str, ...]) -> tuple[_Field, ...]:
+        """Worked out once per set of names: every line of a batch's way costs microseconds after an idle gap."""
+        if self.view.cp_size > 1:
+            _require_target(names)
+        fields = []
+        for name in names:
+            if is_needed(name, self._keys):
+                is_moved = name == "labels" and "shift_labels" in names
+                is_ignored = name == "shift_labels" or (name == "labels" and "loss_mask" not in names)
+                role = ROLES.get(name)
+                fields.append(
+                    _Field(
+                        name=name,
+                        role=role,
+                        fill=IGNORED_LABEL if is_moved or is_ignored else 0,
+                        counts_on=role == "position_ids",
+                        blank_at_seam=is_moved,
+                    )
+                )
+        return tuple(fields)
 
     def _known(self, array: npt.NDArray[Any], part: Any = None) -> Array:
         """`array[part]` wrapped, the same object for the same array: wrapping costs 1-3 us, 20-80 us when cold."""
@@ -122,26 +164,18 @@ class Cutter(Generic[Array]):
             found = self._wrapped[key] = (array, wrapped)
         return found[1]
 
-    def _slices(self, arrays: Arrays, wanted: Arrays, shape: tuple[int, ...]) -> dict[str, Array]:
-        _require_target(arrays)
+    def _slices(self, arrays: Arrays, fields: tuple[_Field, ...], shape: tuple[int, ...]) -> dict[str, Array]:
         (chunk,) = row_chunks("contiguous", shape[1], self.view.cp_size, self.view.cp_rank)
-        return {
-            name: self._take_mask(array, shape)
-            if name == "attention_mask" and array.shape != shape
-            else self._known(array, chunk if array.shape == shape else None)
-            for name, array in wanted.items()
-        }
+        taken = {}
+        for field in fields:
+            array = arrays[field.name]
+            taken[field.name] = self._known(array, chunk) if array.shape == shape else self._whole(field, array, shape)
+        return taken
 
-    def _take(self, name: str, array: npt.NDArray[Any], arrays: Arrays, plan: _Plan) -> Array:
-        target, wrapped = self._buffers.array(name, plan.shape, array.dtype)
-        counts_on = ROLES.get(name) == "position_ids" and array.dtype in (np.int64, np.int32)
-        is_shifted = name == "labels" and "shift_labels" in arrays
-        fill = IGNORED_LABEL if is_shifted else _fill(name, arrays)
-        _native.cut(array, target, plan.runs, plan.num_runs, 0, fill, counts_on, is_shifted)
-        return wrapped
-
-    def _take_mask(self, mask: npt.NDArray[Any], shape: tuple[int, ...]) -> Array:
-        """[B, 1, S, S] -> [B, 1, L, S]: the rank's queries, all keys."""
+    def _whole(self, field: _Field, mask: npt.NDArray[Any], shape: tuple[int, ...]) -> Array:
+        """What is not shaped like the tokens: as it lies, a mask [B, 1, S, S] -> [B, 1, L, S]: the rank's queries."""
+        if field.role != "attention_mask":
+            return self._known(mask)
         view = self.view
         if view.cut == "documents" or mask.ndim != 4 or mask.shape[2:] != (shape[1], shape[1]):
             raise ConfigError(
@@ -159,21 +193,20 @@ class Cutter(Generic[Array]):
         else:  # these kernels know one list: that of what is laid out
             taken |= {name: wrapped for name in ("cu_seq_lens_q", "cu_seq_lens_k") if name in arrays}
 
-    def _add_depths(self, taken: dict[str, Array], arrays: Arrays, plan: _Plan) -> None:
+    def _add_depths(self, taken: dict[str, Array], arrays: Arrays, fields: tuple[_Field, ...], plan: _Plan) -> None:
         depths = range(1, self.view.mtp_depth + 1)
         moves = self.view.mtp_boundaries == "moved"
         boundaries = _boundaries_of(arrays) if moves else np.empty(0, np.int32)
-        for name, array in arrays.items():
-            role = ROLES.get(name)
-            if role not in TOKEN_KEYS or (name == "labels" and "shift_labels" in arrays):
+        for name, role, fill, _, is_moved in fields:
+            if role not in TOKEN_KEYS or is_moved:
                 continue
+            array = arrays[name]
             shape = (len(depths), *plan.shape)
             target, taken[f"mtp_{name}"] = self._buffers.array(f"mtp_{name}", shape, array.dtype)
             for depth in depths:
                 if moves and role == "position_ids":
                     target[depth - 1] = positions_after_moving(array, depth, cu_seqlens=boundaries)
                 else:
-                    fill = _fill(name, arrays)
                     _native.cut(array, target[depth - 1], plan.runs, plan.num_runs, depth, fill, False, False)
         if moves:
             for depth in depths:
@@ -184,8 +217,6 @@ class Cutter(Generic[Array]):
 
     def _plan(self, arrays: Arrays, shape: tuple[int, ...]) -> _Plan:
         view = self.view
-        if view.cp_size > 1:
-            _require_target(arrays)
         if view.cut == "documents" and view.cp_size > 1:
             return self._document_plan(arrays, shape[0] * shape[1])
         moves_in_documents = view.mtp_depth > 0 and view.mtp_boundaries == "kept" and _has_boundaries(arrays)
@@ -275,17 +306,10 @@ def _boundaries_of(arrays: Arrays) -> npt.NDArray[np.int32]:
     return arrays["cu_seqlens"] if "cu_seqlens" in arrays else arrays["cu_seq_lens_q"]
 
 
-def _require_target(arrays: Arrays) -> None:
+def _require_target(names: Collection[str]) -> None:
     """A model that shifts its labels by itself finds the wrong target, or none, where its row was cut."""
-    if "input_ids" in arrays and "labels" in arrays and "shift_labels" not in arrays:
+    if "input_ids" in names and "labels" in names and "shift_labels" not in names:
         raise ConfigError(
             "labels of a batch with input_ids are for a model that shifts them by itself, which a cut row does not "
             "allow: let the source give shift_labels (shift_labels[i] is the target of position i)"
         )
-
-
-def _fill(name: str, arrays: Arrays) -> int:
-    """What a position without a token holds."""
-    if name == "shift_labels" or (name == "labels" and "loss_mask" not in arrays):
-        return IGNORED_LABEL
-    return 0
