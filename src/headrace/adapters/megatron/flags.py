@@ -18,7 +18,7 @@ from typing import Any
 import torch.distributed as dist
 
 from headrace.errors import ConfigError, FeedTimeout
-from headrace.torch.group import TICK_S
+from headrace.shm.waiting import TICK_S
 
 _MEGATRONS = "--tensor-model-parallel-size"
 _KEYS = "headrace/megatron/flags"
