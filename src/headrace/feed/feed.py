@@ -180,10 +180,13 @@ class Feed(Generic[Array]):
             )
         try:
             self._ring = self._member.attach(self._beginning, self._wrap, self._check_open)
+            self._check_open()
         except BaseException as error:
             if self._ended is None:
                 self._ended = error if isinstance(error, HeadraceError) else FeedClosed(_INTERRUPTED)
                 self.close()
+            # Another thread may have closed this feed while this one was still opening something.
+            self._member.resources.close()
             raise
         return self._ring
 

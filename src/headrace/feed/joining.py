@@ -31,10 +31,12 @@ from headrace.shm import handover
 from headrace.shm.handover import Door
 from headrace.shm.peers import WRITER, Peer, Watch
 from headrace.shm.ring_reader import RingReader
-from headrace.shm.waiting import TICK_S, Patience
+from headrace.shm.waiting import Patience
 from headrace.topology import Topology
 
 log = logging.getLogger("headrace")
+# Whoever writes knows which rank is missing: it may say so before the others give up, although it starts later.
+_FIRST_WORD_S = 10.0
 
 
 @dataclass(kw_only=True, slots=True)
@@ -119,9 +121,16 @@ class Membership:
         try:
             return handover.knock(invitation, index=self.topology.reader_index, rank=self.rank, state=state)
         except PeerGone as error:
+            self.miss_the_dead()  # whose end may be why the writer's door is closed
             raise PeerGone(
                 self.writer.who, rank=self.writer.rank, pid=self.writer.pid, version=0, reason="ended"
             ) from error
+
+    def miss_the_dead(self) -> None:
+        """PeerGone for a rank of this host that has ended, before there is a ring that tells who left in good order."""
+        for peer in agreement.roster(self.cards, self.topology.hosts[self.topology.index]).values():
+            if peer.pid and not peer.is_alive():
+                raise PeerGone(peer.who, rank=peer.rank, pid=peer.pid, version=0, reason="ended")
 
     def excuse(self) -> None:
         """This rank goes without having asked for a batch: whoever writes must not wait for it."""
@@ -231,19 +240,15 @@ class _FirstWait:
     """A rank's wait for its first batch, when there is no ring yet to wait in."""
 
     def __init__(self, member: Membership, check_open: Callable[[], None]) -> None:
-        self._check_open = check_open
-        self._others = agreement.roster(member.cards, member.topology.hosts[member.topology.index])
+        self._check_open, self._miss_the_dead = check_open, member.miss_the_dead
         config = member.request.config.ring
-        # Whoever writes knows which rank is missing, and says so: it gets the first word.
         self._patience = Patience(
-            dataclasses.replace(config, timeout_s=config.timeout_s + 2 * TICK_S),
+            dataclasses.replace(config, timeout_s=config.timeout_s + _FIRST_WORD_S),
             lambda: f"the first batch from {member.writer.describe() if member.writer.pid else member.writer.who}",
         )
 
     def check(self) -> None:
         """Once per tick. PeerGone for a rank that ended, FeedTimeout, FeedClosed."""
         self._check_open()
-        for peer in self._others.values():
-            if peer.pid and not peer.is_alive():
-                raise PeerGone(peer.who, rank=peer.rank, pid=peer.pid, version=0, reason="ended")
+        self._miss_the_dead()
         self._patience.check()
