@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import hashlib
 import time
 from collections.abc import Sequence
@@ -14,7 +13,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from headrace.errors import ConfigError, FeedTimeout, PeerGone
 
-TICK_S = 0.1
+# Between two looks at the store while another rank is late. Only at the start of a feed.
+LOOK_AGAIN_S = 0.02
 
 Group: TypeAlias = dist.ProcessGroup | DeviceMesh | Sequence[int] | None
 
@@ -112,25 +112,23 @@ class StoreRendezvous:
         self._ranks, self._rank = ranks, rank
 
     def exchange(self, payload: bytes, *, timeout_s: float) -> list[bytes]:
-        """See Rendezvous. Looks at the store every 100 ms, so that Ctrl-C works."""
+        """See Rendezvous. Between two looks at the store this process can be interrupted."""
         store: Any = dist.distributed_c10d._get_default_store()
-        store.set(f"{self._prefix}/{self._rank}", payload)
         deadline = time.monotonic() + timeout_s
-        return [self._await(store, rank, deadline, timeout_s) for rank in self._ranks]
+        try:
+            store.set(f"{self._prefix}/{self._rank}", payload)
+            return [self._await(store, rank, deadline, timeout_s) for rank in self._ranks]
+        except dist.DistNetworkError as error:
+            raise PeerGone("the process that holds torch.distributed's store", rank=None, pid=0, version=0) from error
 
     def _await(self, store: Any, rank: int, deadline: float, timeout_s: float) -> bytes:
         key = f"{self._prefix}/{rank}"
-        while True:
-            try:
-                store.wait([key], datetime.timedelta(seconds=TICK_S))
-                return bytes(store.get(key))
-            except dist.DistStoreError:
-                if time.monotonic() > deadline:
-                    raise FeedTimeout(
-                        f"rank {rank} to make its feed (the ranks of {self._ranks} make their feeds in one order)",
-                        timeout_s=timeout_s,
-                    ) from None
-            except dist.DistNetworkError as error:
-                raise PeerGone(
-                    "the process that holds torch.distributed's store", rank=None, pid=0, version=0
-                ) from error
+        # Not store.wait with a short timeout: torch prints a warning for each that passes.
+        while not store.check([key]):
+            if time.monotonic() > deadline:
+                raise FeedTimeout(
+                    f"rank {rank} to make its feed (the ranks of {self._ranks} make their feeds in one order)",
+                    timeout_s=timeout_s,
+                )
+            time.sleep(LOOK_AGAIN_S)
+        return bytes(store.get(key))
