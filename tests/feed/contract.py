@@ -223,7 +223,8 @@ def test_statistics_say_who_writes_and_how_many_came(party: Party) -> None:
 
 
 def test_a_debugging_run_gets_the_same_batches(party: Party) -> None:
-    party.make(source="growing", environment={"HEADRACE_DEBUG": "1"})
+    party.debug()
+    party.make(source="growing")
     expected = party.expected("growing")
     assert party.take_all() == expected
 

@@ -87,12 +87,13 @@ def feeders() -> dict[int, int]:
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             try:
-                stat = (folder / "stat").read_text()
+                # Its name in /proc/PID/comm comes later; a zombie has no command line.
+                is_feeder = b"headrace.feed.process" in (folder / "cmdline").read_bytes()
+                parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
             except OSError:
                 continue
-            fields = stat.rpartition(")")[2].split()
-            if "(headrace-feeder)" in stat and fields[0] != "Z":
-                found[int(folder.name)] = int(fields[1])
+            if is_feeder:
+                found[int(folder.name)] = int(parent)
     return found
 
 

@@ -21,6 +21,7 @@ class Party:
     def __init__(self, group: Group, *, shards: list[tuple[int, int]], **how: Any) -> None:
         self.group, self.shards, self.how = group, shards, how
         self.names: set[str] = set()
+        self.is_debugging = False
         self.size_of_group = how.pop("size_of_group", group.num_ranks)
 
     def make(self, name: str = "feed", **how: Any) -> None:
@@ -60,9 +61,16 @@ class Party:
         chosen = partial(getattr(sources, source), **params)
         return [as_described(index, item) for index, item in enumerate(chosen(context))]
 
+    def debug(self) -> None:
+        """For what is made until the end of the test."""
+        self.is_debugging = True
+        self.group.all("debug", True)
+
     def clean_up(self) -> dict[str, int]:
         """Close what is open, see the feeders end; what is left in each rank, which is the same for all."""
         self.group.all("drop_held")
+        if self.is_debugging:
+            self.group.all("debug", False)
         for name in list(self.names):
             self.group.try_all("close", name)
         self.names.clear()

@@ -52,11 +52,9 @@ class Rank:
         writer: str = "feeder",
         source: str = "numbers",
         params: dict[str, Any] | None = None,
-        environment: dict[str, str] | None = None,
         **how: Any,
     ) -> None:
         """`writer`: "feeder", or "iterator", which the group's first rank has then. See _group for `how`."""
-        os.environ.update(environment or {})
         chosen = partial(getattr(sources, source), **(params or {}))
         group, index, data = self._group(how)
         if writer == "feeder":
@@ -65,11 +63,10 @@ class Rank:
             writer_rank = how.setdefault("writer_rank", 0)
             context = SourceContext(seed=how.get("seed", 1234), **data)
             how["iterator"] = chosen(context) if index == writer_rank else None
-        try:
-            self.feeds[name] = self._feed(group, how)
-        finally:
-            for key in environment or {}:
-                del os.environ[key]
+        self.feeds[name] = self._feed(group, how)
+
+    def debug(self, on: bool) -> None:
+        os.environ["HEADRACE_DEBUG"] = str(int(on))
 
     def _group(self, how: dict[str, Any]) -> tuple[dict[str, Any], int, dict[str, int]]:
         """What the feed is told of its group, this rank's index in it, and its data_rank and data_size.
@@ -242,8 +239,10 @@ class Rank:
     def limit_descriptors(self, spare: int) -> None:
         import resource
 
-        used = max(int(fd) for fd in os.listdir("/proc/self/fd"))
-        resource.setrlimit(resource.RLIMIT_NOFILE, (used + spare, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        used = max(int(fd) for fd in os.listdir("/proc/self/fd"))  # the last one is the listing's own
+        resource.setrlimit(resource.RLIMIT_NOFILE, (used + spare, most))
 
 
 def described(batch: Any) -> dict[str, Any]:

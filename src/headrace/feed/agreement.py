@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from headrace.errors import ConfigError, FeedTimeout, HeadraceError
+from headrace.errors import ConfigError, HeadraceError
 from headrace.feed.rendezvous import Rendezvous
 from headrace.shm.handover import Invitation
 from headrace.shm.peers import Peer, start_time
@@ -89,7 +89,7 @@ def telling_others(rank: int, rendezvous: Rendezvous, *, timeout_s: float) -> It
         yield
     except Exception as error:
         text = str(error) if isinstance(error, HeadraceError) else f"{type(error).__name__}: {error}"
-        with contextlib.suppress(FeedTimeout, ConfigError):
+        with contextlib.suppress(Exception):  # whatever keeps us from telling them, what happened here matters more
             exchange(make_card(rank, error=text), rendezvous, timeout_s=timeout_s)
         raise
 

@@ -88,9 +88,15 @@ class Admission:
 
 
 def listen() -> tuple[socket.socket, Invitation]:
-    """A listening socket and the invitation to it. The socket may be passed on to the process that will host."""
+    """A listening socket and the invitation to it. The socket may be passed on to the process that will host.
+
+    ConfigError when this process may open no more files.
+    """
     invitation = Invitation(address=f"headrace-{secrets.token_hex(16)}", nonce=secrets.token_hex(16))
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    except OSError as error:
+        raise mail.explained(error) from error
     listener.bind("\0" + invitation.address)
     listener.listen(128)
     return listener, invitation

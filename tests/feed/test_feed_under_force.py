@@ -1,0 +1,418 @@
+"""Deaths, stops, interruptions and early leaves: which error, on which rank, at which batch, and what is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.feed.group import Group, await_end, feeders_of
+from tests.feed.party import Party
+from tests.shm.company import Raised
+
+WRITERS = ["feeder", "iterator"]
+# How long waits last that are to fail: every other answer comes in milliseconds, on a starved machine in a second.
+SHORT_S = 1.5
+
+
+@pytest.fixture
+def assembled() -> Iterator[Callable[..., Group]]:
+    """Groups to kill. Their feeders must end with them, and none may write a word to stderr."""
+    groups: list[Group] = []
+
+    def assemble(num_ranks: int = 2, **how: list[dict[str, str]]) -> Group:
+        groups.append(Group(num_ranks, **how))
+        return groups[-1]
+
+    yield assemble
+    for group in groups:
+        left = feeders_of(group)
+        assert group.disband() == ""
+        for feeder in left:
+            await_end(feeder)
+
+
+@pytest.fixture
+def standing(three: Group) -> Iterator[Party]:
+    party = Party(three, shards=[(0, 1)] * 3)
+    yield party
+    party.clean_up()
+
+
+def one_feeder(group: Group) -> int:
+    [feeder] = feeders_of(group)
+    return feeder
+
+
+def until_asleep(group: Group) -> None:
+    """Return once every rank waits in the ring or for its first batch."""
+    for rank in group.ranks:
+        while True:
+            channel = Path(f"/proc/{rank.process.pid}/wchan").read_text()
+            if "futex" in channel or "poll" in channel:
+                break
+            os.sched_yield()
+
+
+def fill(group: Group, ahead: int) -> None:
+    """Return once `ahead` batches are published that no rank has taken."""
+    while any(stats["ahead"] < ahead for stats in group.all("stats")):
+        os.sched_yield()
+
+
+# ---- the writer dies -------------------------------------------------------------------------------------------------
+
+
+def test_a_feeder_killed_while_all_wait_is_gone_for_all_at_one_batch(
+    assembled: Callable[..., Group], tmp_path: Path
+) -> None:
+    group = assembled()
+    group.make(source="waiting_for_ever", params={"after": 2, "trace": str(tmp_path / "trace")})
+    group.all("take", 2)
+    group.begin_all("take")
+    until_asleep(group)
+    feeder = one_feeder(group)
+    os.kill(feeder, signal.SIGKILL)
+    for error in group.answers():
+        assert (error.kind, error.numbers["rank"], error.numbers["pid"]) == ("PeerGone", None, feeder)
+        assert error.numbers["version"] == 2
+        assert "the feeder" in error.text
+        assert "died" in error.text
+    assert [one.kind for one in group.try_all("take")] == ["PeerGone"] * 2, "and again"
+
+
+def test_what_a_dead_feeder_has_published_is_read_first(assembled: Callable[..., Group]) -> None:
+    group = assembled()
+    group.make(params={"num_batches": 10**6}, num_slots=4)
+    group.all("take")
+    fill(group, 3)
+    os.kill(one_feeder(group), signal.SIGKILL)
+    counts = group.all("take_until_it_raises")
+    assert counts[0] == counts[1] >= 3
+    errors = group.try_all("take")
+    assert {(one.kind, one.numbers["version"]) for one in errors} == {("PeerGone", counts[0] + 1)}
+
+
+def test_a_feeder_killed_before_the_first_batch_is_gone_for_all(
+    assembled: Callable[..., Group], tmp_path: Path
+) -> None:
+    group = assembled()
+    group.make(source="waiting_for_ever", params={"after": 0, "trace": str(tmp_path / "trace")})
+    group.begin_all("take")
+    until_asleep(group)
+    os.kill(one_feeder(group), signal.SIGKILL)
+    assert [(one.kind, one.numbers["version"]) for one in group.answers()] == [("PeerGone", 0)] * 2
+
+
+def test_a_terminated_feeder_leaves_and_says_so(assembled: Callable[..., Group], tmp_path: Path) -> None:
+    group = assembled()
+    trace = tmp_path / "trace"
+    group.make(source="waiting_for_ever", params={"after": 1, "trace": str(trace)})
+    group.all("take")
+    group.begin_all("take")
+    until_asleep(group)
+    feeder = one_feeder(group)
+    os.kill(feeder, signal.SIGTERM)
+    for error in group.answers():
+        assert error.kind == "PeerGone"
+        assert "closed the feed before its end" in error.text
+    await_end(feeder)
+    assert trace.read_text() == "cleaned up", "the source's own clean-up ran"
+
+
+def test_a_rank_that_writes_and_dies_is_named_once_its_batches_are_read(assembled: Callable[..., Group]) -> None:
+    group = assembled(3)
+    group.make(writer="iterator", params={"num_batches": 50})
+    group.all("take")
+    group.ranks[0].take(2)
+    group.ranks[0].kill()
+    for rank in group.ranks[1:]:
+        assert len(rank.take(2)) == 2
+        with pytest.raises(Raised) as caught:
+            rank.take()
+        assert (caught.value.kind, caught.value.numbers["rank"], caught.value.numbers["version"]) == ("PeerGone", 0, 3)
+
+
+# ---- a reader dies ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dying", [0, 1])
+def test_a_dead_rank_is_gone_for_all_others_and_the_feeder_ends(assembled: Callable[..., Group], dying: int) -> None:
+    group = assembled(3)
+    group.make(params={"num_batches": 10**6}, num_slots=2)
+    group.all("take")
+    feeder = one_feeder(group)
+    group.ranks[dying].kill()
+    others = [rank for rank in group.ranks if rank is not group.ranks[dying]]
+    for rank in others:
+        rank.begin_call("take", 10)
+    for rank in others:
+        with pytest.raises(Raised) as caught:
+            rank.answer()
+        assert caught.value.kind == "PeerGone"
+        # With the rank that started it the feeder ends as well, and may be the one that is missed first.
+        assert caught.value.numbers["rank"] in ([dying] if dying else [dying, None])
+    await_end(feeder)
+
+
+def test_a_rank_that_writes_misses_a_dead_reader(assembled: Callable[..., Group]) -> None:
+    group = assembled(2)
+    group.make(writer="iterator", params={"num_batches": 50}, num_slots=2)
+    group.all("take")
+    group.ranks[1].kill()
+    with pytest.raises(Raised) as caught:
+        group.ranks[0].take(10)
+    assert (caught.value.kind, caught.value.numbers["rank"]) == ("PeerGone", 1)
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_rank_that_dies_before_anybody_asked_for_a_batch_is_missed(
+    assembled: Callable[..., Group], writer: str
+) -> None:
+    group = assembled(3)
+    group.make(writer=writer)
+    group.ranks[1].kill()
+    for rank in (group.ranks[0], group.ranks[2]):
+        rank.begin_call("take")
+    for rank in (group.ranks[0], group.ranks[2]):
+        with pytest.raises(Raised) as caught:
+            rank.answer()
+        assert (caught.value.kind, caught.value.numbers["rank"]) == ("PeerGone", 1)
+
+
+def test_a_rank_that_dies_while_the_source_prepares_its_first_batch_is_missed(
+    assembled: Callable[..., Group], tmp_path: Path
+) -> None:
+    group = assembled(3)
+    group.make(source="waiting_for_ever", params={"after": 0, "trace": str(tmp_path / "trace")})
+    group.begin_all("take")
+    until_asleep(group)
+    group.ranks[2].kill()
+    assert [one.numbers["rank"] for one in group.answers()[:2]] == [2, 2]
+
+
+def test_all_killed_at_once_leave_no_feeder(assembled: Callable[..., Group]) -> None:
+    group = assembled(3)
+    group.make(params={"num_batches": 10**6})
+    group.all("take")
+    feeder = one_feeder(group)
+    for rank in group.ranks:
+        rank.kill()
+    await_end(feeder)
+
+
+# ---- leaving ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_taken", [0, 2])
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_process_that_ends_without_closing_has_left(
+    assembled: Callable[..., Group], writer: str, num_taken: int
+) -> None:
+    """It takes its last batch, the script is over: nobody else is disturbed. Before the first batch it is missed."""
+    group = assembled(3)
+    group.make(writer=writer, params={"num_batches": 20}, num_slots=2)
+    if num_taken:
+        group.all("take", num_taken)
+    leaver = group.ranks.pop()
+    _, errors = leaver.process.communicate("")  # no more calls: the script is over
+    assert (leaver.process.returncode, errors) == (0, "")
+    if num_taken:
+        assert [len(batches) for batches in group.all("take_all")] == [18, 18]
+    else:
+        for error in group.try_all("take_all"):
+            assert (error.kind, error.numbers["rank"], error.numbers["version"]) == ("PeerGone", 2, 0)
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("num_taken", [0, 1])
+def test_closing_from_another_thread_ends_a_wait(standing: Party, tmp_path: Path, writer: str, num_taken: int) -> None:
+    params = {"after": 1, "trace": str(tmp_path / "trace")}
+    if writer == "feeder":
+        standing.make(source="waiting_for_ever", params=params)
+    else:
+        standing.make(writer=writer, num_slots=2, params={"num_batches": 50})
+    if num_taken:
+        standing.take(1)
+    # Of an iterator's ranks the first waits for a slot, or for the others' first question; nobody waits with it.
+    waiting = standing.group.ranks if writer == "feeder" else standing.group.ranks[:1]
+    for rank in waiting:
+        rank.begin_call("take_while_closing")
+    for rank in waiting:
+        assert rank.answer().startswith("FeedClosed: ")
+    standing.names.clear()
+    for rank in standing.group.ranks[len(waiting) :]:
+        rank.close()
+
+
+def test_a_forked_child_is_told_that_the_feed_is_not_its_own(standing: Party) -> None:
+    standing.make(writer="iterator")
+    for num_taken in (0, 1):
+        if num_taken:
+            standing.take(1)
+        for answers in standing.group.all("fork_and_use"):
+            assert "a forked child cannot use it" in answers[0]
+            assert answers[1] == "nothing"
+    standing.names.clear()
+    assert [len(batches) for batches in standing.take_all()] == [4, 4, 4]
+    standing.group.all("close")
+
+
+def test_a_feeder_survives_its_ranks_forked_children(standing: Party) -> None:
+    standing.make()
+    standing.take(1)
+    standing.group.all("fork_and_use")
+    assert [len(batches) for batches in standing.take_all()] == [4, 4, 4]
+
+
+# ---- slow, stopped, interrupted --------------------------------------------------------------------------------------
+
+
+def test_a_stopped_feeder_is_slow_and_never_dead(standing: Party) -> None:
+    standing.make(params={"num_batches": 6}, timeout_s=SHORT_S, stall_warning_s=SHORT_S / 4, num_slots=2)
+    standing.take(1)
+    feeder = one_feeder(standing.group)
+    os.kill(feeder, signal.SIGSTOP)
+    try:
+        num_taken = 1 + standing.group.all("take_until_it_raises")[0]
+        for error in standing.errors("take"):
+            assert error.kind == "FeedTimeout"
+            assert f"the feeder (pid {feeder}, stopped by a signal)" in error.text
+            assert "all processes are alive" in error.text
+    finally:
+        os.kill(feeder, signal.SIGCONT)
+    rests = [batches[num_taken:] for batches in standing.expected("numbers", num_batches=6)]
+    assert standing.take_all() == rests, "nothing is lost"
+    stalls = [message for message in standing.group.ranks[0].messages() if message.startswith("stalled for")]
+    assert stalls
+    assert "from the feeder" in stalls[-1]
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_rank_that_lags_is_named_and_no_batch_is_lost(standing: Party, writer: str) -> None:
+    standing.make(writer=writer, num_slots=2, timeout_s=SHORT_S, params={"num_batches": 6})
+    standing.take(1)
+    first, lagging, last = standing.group.ranks
+    for rank in (first, last):
+        rank.begin_call("take_until_it_raises")
+    assert first.answer() == last.answer()
+    with pytest.raises(Raised) as caught:
+        first.take()
+    assert caught.value.kind == "FeedTimeout"
+    assert f"rank 1 (pid {lagging.pid}, " in caught.value.text
+    for rank in standing.group.ranks:
+        rank.begin_call("take_all")
+    rests = [rank.answer() for rank in standing.group.ranks]
+    expected = standing.expected("numbers", num_batches=6)[0]
+    assert rests[1] == expected[1:]
+    assert all(rest == expected[-len(rest) :] for rest in rests if rest)
+    assert len(rests[0]) == len(rests[2]) < 5
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_rank_that_never_asks_for_its_first_batch_is_named(standing: Party, writer: str) -> None:
+    standing.make(writer=writer, timeout_s=SHORT_S)
+    *waiting, absent = standing.group.ranks
+    for rank in waiting:
+        rank.begin_call("take")
+    for rank in waiting:
+        with pytest.raises(Raised) as caught:
+            rank.answer()
+        assert caught.value.kind == "FeedTimeout"
+        assert f"rank 2 (pid {absent.pid}, sleeping) to ask for its first batch" in caught.value.text
+
+
+def test_a_feed_may_lie_idle_for_longer_than_any_wait(standing: Party) -> None:
+    """A feed for validation is made at the start, and the one for training rests while it is used."""
+    standing.make(timeout_s=SHORT_S, num_slots=2)
+    time.sleep(1.5 * SHORT_S)  # nothing happens, which is the point
+    standing.take(1)
+    time.sleep(1.5 * SHORT_S)
+    assert [len(batches) for batches in standing.take_all()] == [4, 4, 4]
+
+
+def test_ctrl_c_ends_a_wait_on_every_rank_and_the_feeder_with_the_last(standing: Party, tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    standing.make(source="waiting_for_ever", params={"after": 1, "trace": str(trace)})
+    standing.take(1)
+    standing.group.begin_all("take")
+    until_asleep(standing.group)
+    feeder = one_feeder(standing.group)
+    for pid in (feeder, *(rank.pid for rank in standing.group.ranks)):
+        os.kill(pid, signal.SIGINT)
+    assert [one.kind for one in standing.group.answers()] == ["KeyboardInterrupt"] * 3
+    assert one_feeder(standing.group) == feeder, "it ends with its ranks, not before"
+    standing.close()
+    await_end(feeder)
+    assert trace.read_text() == "cleaned up"
+
+
+def test_ctrl_c_before_the_first_batch_leaves_the_group(standing: Party, tmp_path: Path) -> None:
+    standing.make(source="waiting_for_ever", params={"after": 0, "trace": str(tmp_path / "trace")})
+    standing.group.begin_all("take")
+    until_asleep(standing.group)
+    feeder = one_feeder(standing.group)
+    for rank in standing.group.ranks:
+        os.kill(rank.pid, signal.SIGINT)
+    assert [one.kind for one in standing.group.answers()] == ["KeyboardInterrupt"] * 3
+    assert "interrupted while it waited for its first batch" in standing.errors("take")[0].text
+    await_end(feeder)
+
+
+# ---- the machine -----------------------------------------------------------------------------------------------------
+
+
+def test_a_group_over_two_hosts_has_a_feeder_on_each_and_the_same_batches(assembled: Callable[..., Group]) -> None:
+    group = assembled(4, environments=[{"HEADRACE_HOST": host} for host in "abab"])
+    group.make(params={"num_batches": 4})
+    assert len(feeders_of(group)) == 2
+    taken = group.all("take", 5)
+    assert all(batches == taken[0] for batches in taken)
+    assert taken[0][-1] == "END"
+    writers = [stats["writer_pid"] for stats in group.all("stats")]
+    assert writers[0] == writers[2] != writers[1] == writers[3]
+    group.all("close")
+    refused = group.try_make("other", writer="iterator")
+    assert {error.kind for error in refused} == {"ConfigError"}
+    assert "rank 0 cannot share memory with ranks [1, 3] on other hosts; give the feed a source" in refused[0].text
+
+
+def test_the_group_says_at_its_start_what_memory_it_takes(standing: Party) -> None:
+    standing.make(num_slots=3)
+    standing.take(1)
+    stats = standing.group.all("stats")[0]
+    lines = [[line for line in log if line.startswith("feed up")][-1:] for log in standing.group.all("messages")]
+    assert lines[1:] == [[], []], "said once"
+    assert f"3 slots of {stats['slot_bytes']} bytes" in lines[0][0]
+    assert f"for 3 ranks, written by the feeder (pid {stats['writer_pid']})" in lines[0][0]
+
+
+def test_a_write_into_a_lent_batch_shows_in_a_debugging_run(standing: Party) -> None:
+    standing.debug()
+    standing.make()
+    standing.take(1)
+    assert {(error.kind, error.text) for error in standing.errors("write_into_batch")} == {
+        ("ValueError", "assignment destination is read-only")
+    }
+
+
+def test_the_random_state_of_the_ranks_is_their_own(standing: Party) -> None:
+    """And a source that draws without a seed gives all of them one batch: it is read once."""
+    before = standing.group.all("random_state")
+    standing.make(source="drawing")
+    taken = standing.take_all()
+    assert taken[0] == taken[1] == taken[2]
+    assert standing.group.all("random_state") == before
+
+
+def test_too_few_descriptors_are_a_named_error(assembled: Callable[..., Group]) -> None:
+    group = assembled(2)
+    for spare in (0, 3, 4, 5):
+        group.ranks[0].limit_descriptors(spare)
+        outcomes = group.try_make(f"with {spare} to spare", start_timeout_s=SHORT_S)
+        assert outcomes[0].kind == "ConfigError"
+        assert "oo many open files" in outcomes[0].text
