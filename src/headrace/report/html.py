@@ -6,6 +6,7 @@ switched, and reads on a phone. The document it was made from lies in it as JSON
 
 from __future__ import annotations
 
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -51,10 +52,10 @@ def render(document: Json) -> str:
     """The whole page as text. Raises ConfigError when the `report` extra is missing."""
     try:
         import jinja2
-        import vl_convert
-        from altair.utils._importers import vl_version_for_vl_convert
 
         from headrace.report.charts import make_charts
+
+        bundle = _vega_bundle()
     except ImportError as error:
         raise ConfigError(
             f"the HTML report needs {error.name}, which is not installed: pip install 'headrace[report]'"
@@ -66,7 +67,6 @@ def render(document: Json) -> str:
     environment.filters |= {"ms": milliseconds, "embed": _embedded_json}
     environment.globals |= {"share": share}
     folder = files("headrace.report")
-    bundle: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=vl_version_for_vl_convert())
     page: str = environment.from_string((folder / "page.html").read_text(encoding="utf-8")).render(
         document=document,
         charts=charts,
@@ -79,9 +79,20 @@ def render(document: Json) -> str:
         notes=_notes(document),
         style=(folder / "page.css").read_text(encoding="utf-8"),
         script=(folder / "page.js").read_text(encoding="utf-8"),
-        vega=bundle.replace("</script", "<\\/script"),
+        vega=bundle,
     )
     return page
+
+
+@cache
+def _vega_bundle() -> str:
+    """Vega, Vega-Lite and vega-embed in one script, of the version Altair writes for. No network is needed."""
+    import altair
+    import vl_convert
+
+    version = ".".join(altair.SCHEMA_VERSION.removeprefix("v").split(".")[:2])
+    script: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=version)
+    return script.replace("</script", "<\\/script")
 
 
 def _notes(document: Json) -> list[str]:
