@@ -6,7 +6,8 @@ import ast
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
+
+import pytest
 
 import headrace
 
@@ -40,12 +41,12 @@ def test_every_module_says_what_it_is_for() -> None:
 
 
 def test_public_names_are_exactly_these() -> None:
-    names = {
-        name
-        for name, value in vars(headrace).items()
-        if not name.startswith("_") and not isinstance(value, ModuleType) and name != "annotations"
-    }
-    assert set(headrace.__all__) == names
+    assert headrace.__all__ == sorted(headrace.__all__), "sorted, for whoever reads it"
+    assert set(headrace.__all__) == set(headrace._HOME_OF)
+    for name in headrace.__all__:
+        assert getattr(headrace, name).__name__ == name
+    with pytest.raises(AttributeError):
+        _ = headrace.no_such_name
 
 
 def test_importing_the_package_brings_no_framework() -> None:
@@ -53,5 +54,15 @@ def test_importing_the_package_brings_no_framework() -> None:
         "import sys, headrace, headrace.cli\n"
         "heavy = {'torch', 'transformers', 'tokenizers', 'altair', 'pandas', 'torch_npu'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_measuring_loads_nothing_of_the_feed() -> None:
+    script = (
+        "import sys, headrace.measure, headrace.torch.measure\n"
+        "rooms = ('headrace.feed', 'headrace.shm', 'headrace.packing', 'headrace.order', 'headrace.store')\n"
+        "feed = {name for name in sys.modules if name.startswith(rooms)}\n"
+        "assert not feed, feed\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
