@@ -150,3 +150,18 @@ def placement(
     record = run(seq_lengths=numbers(seq, int, "--seq"), device=device, num_rounds=rounds)
     print_placement(record, Console())
     write_document(json, record)
+
+
+@app.command()
+def measure(
+    rounds: Annotated[int, typer.Option(help="Measured rounds.")] = 40,
+    json: Json = None,
+) -> None:
+    """What measuring a step costs: a span beside two bare clock readings, and a real loop with and without."""
+    check_writable(json)
+    from headrace.bench.measure import run
+    from headrace.cli.bench_tables import print_rounds
+
+    record = run(num_rounds=rounds)
+    print_rounds(record, Console(), columns=("what", "contender"))
+    write_document(json, record)
