@@ -17,6 +17,7 @@ import signal
 import sys
 import threading
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,6 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import numpy as np
 
 from headrace.feed import Feed, FeedConfig, SourceContext
-from tests.feed import sources
 from tests.feed.meeting import MeetingRendezvous
 from tests.shm.actor import numbers as numbers_of
 
@@ -52,10 +52,14 @@ class Rank:
         writer: str = "feeder",
         source: str = "numbers",
         params: dict[str, Any] | None = None,
+        module: str = "tests.feed.sources",
         **how: Any,
     ) -> None:
-        """`writer`: "feeder", or "iterator", which the group's first rank has then. See _group for `how`."""
-        chosen = partial(getattr(sources, source), **(params or {}))
+        """`source` of `module`, called with `params`, for a "feeder" or for the "iterator" that one rank has then.
+
+        See _group for `how`.
+        """
+        chosen = partial(getattr(import_module(module), source), **(params or {}))
         group, index, data = self._group(how)
         if writer == "feeder":
             how["source"] = chosen
