@@ -232,11 +232,11 @@ class Reader(Process):
     def next(self, count: int = 1) -> dict[str, Any]:
         """`count` versions; checks each one's content, tells of the last."""
         for _ in range(count):
-            self.delivery = self.ring.next()
+            self.delivery, arrays, _memory = self.ring.take()
             version, _slot, kind, _layout, counts, _lengths = self.delivery
             if kind != DATA:
                 break
-            self.values = self.ring.arrays(self.delivery)["values"]
+            self.values = (arrays or self.ring.arrays(self.delivery))["values"]
             assert counts[:2] == (version, len(self.values)), f"version {version} came with counts {counts}"
             assert (self.values == version).all(), f"version {version} is torn or overwritten"
             assert self.ring.blob(self.delivery) == b"%d" % version

@@ -283,8 +283,9 @@ def test_a_forked_child_of_a_dead_writer_does_not_hide_its_death(company: Compan
 
 def test_an_end_of_a_ring_has_one_reader(company: Company) -> None:
     _host, (reader,) = company.assemble(1)
-    with pytest.raises(Raised, match=f"reader 0 is taken by process {reader.pid}"):
+    with pytest.raises(Raised, match=f"an impostor cannot attach: reader 0 is taken by process {reader.pid}") as caught:
         reader.claim_again()
+    assert caught.value.kind == "ConfigError"
 
 
 def test_other_python_threads_run_while_one_waits(company: Company) -> None:

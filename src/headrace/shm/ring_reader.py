@@ -10,7 +10,7 @@ from typing import Generic
 import numpy as np
 
 from headrace import _native
-from headrace.errors import FeedClosed, HeadraceError, PeerGone
+from headrace.errors import ConfigError, FeedClosed, HeadraceError, PeerGone
 from headrace.shm import forked, segment
 from headrace.shm.layout import read_blob
 from headrace.shm.peers import WRITER, Watch, start_time
@@ -45,10 +45,11 @@ class RingReader(Generic[Array]):
         self.config, self.index, self._who = config, index, who
         self._watch, self._receive_data, self._wrap = watch, receive_data, wrap
         self._closed = False
-        pid = os.getpid()
-        self._ring = _native.RingReader(
-            segment.attach(control_fd, writable=True, knob=_KNOB), index, pid, start_time(pid)
-        )
+        pid, control = os.getpid(), segment.attach(control_fd, writable=True, knob=_KNOB)
+        try:
+            self._ring = _native.RingReader(control, index, pid, start_time(pid))
+        except ValueError as error:  # not our layout, no such reader, or somebody is that reader
+            raise ConfigError(f"{who} cannot attach: {error}") from error
         self._ring.watch(watch.pidfds)
         self._tick_s = TICK_S if watch.is_complete else TICK_WITHOUT_PIDFDS_S
         self._native: _native.RingReader | forked.Unusable = self._ring
