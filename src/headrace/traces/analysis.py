@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +10,9 @@ from pathlib import Path
 from headrace.errors import FormatError
 from headrace.traces.bandwidth import CollectiveSpeed, KindOfCollective, by_kind, speed_of
 from headrace.traces.clocks import ClockOffset, estimate_offsets
-from headrace.traces.discover import Found, discover
+from headrace.traces.discover import Found, Input, discover
 from headrace.traces.groups import Ungrouped, group_collectives
+from headrace.traces.kineto import peek_rank
 from headrace.traces.named_rules import NamedRule, apply_named_rules
 from headrace.traces.pairing import PairedGroup, pair
 from headrace.traces.peers import waits_by_peer
@@ -64,6 +65,7 @@ def analyze(
     found = discover(paths)
     if found.inputs[0].kind == "training_log":
         return judge((), groups=groups, notes=found.notes, log=_only_log(found))
+    _refuse_by_heads(found.inputs)
     traces = read_inputs(found.inputs, keep_spans=keep_spans, workers=workers, progress=progress)
     return judge(_by_rank(traces), groups=groups, notes=found.notes)
 
@@ -102,6 +104,12 @@ def judge(
     )
 
 
+def _refuse_by_heads(inputs: Sequence[Input]) -> None:
+    """What is wrong with a set of Kineto files shows in their first kilobytes, before gigabytes are read."""
+    heads = [(entry.path, *peek_rank(entry.path)) for entry in inputs if entry.kind == "kineto" and len(inputs) > 1]
+    _refuse_mixture([(str(path), rank, world_size) for path, rank, world_size in heads])
+
+
 def _only_log(found: Found) -> TrainingLog:
     if len(found.inputs) > 1:
         names = ", ".join(str(entry.path) for entry in found.inputs[:3])
@@ -117,16 +125,22 @@ def _by_rank(traces: Sequence[RankTrace]) -> tuple[RankTrace, ...]:
             f"{unknown[0].source} does not say its rank, and {len(traces)} traces are to be compared: "
             "rename it to rank_<N>.json, or analyse it alone"
         )
-    twice = [rank for rank, count in Counter(trace.rank for trace in traces).items() if count > 1]
-    if twice:
-        sources = ", ".join(trace.source for trace in traces if trace.rank == twice[0])
-        raise FormatError(
-            f"rank {twice[0]} is there {len(sources.split(', '))} times ({sources}): keep one of each rank"
-        )
-    worlds = {trace.world_size for trace in traces if trace.world_size is not None}
+    _refuse_mixture([(trace.source, trace.rank, trace.world_size) for trace in traces])
+    return tuple(sorted(traces, key=lambda trace: -1 if trace.rank is None else trace.rank))
+
+
+def _refuse_mixture(sources: Sequence[tuple[str, int | None, int | None]]) -> None:
+    """FormatError when a rank is there twice, or when world sizes differ; (source, rank, world size) each."""
+    by_rank: defaultdict[int, list[str]] = defaultdict(list)
+    for source, rank, _ in sources:
+        if rank is not None:
+            by_rank[rank].append(source)
+    for rank, own in by_rank.items():
+        if len(own) > 1:
+            raise FormatError(f"rank {rank} is there {len(own)} times ({', '.join(own)}): keep one of each rank")
+    worlds = {world_size for _, _, world_size in sources if world_size is not None}
     if len(worlds) > 1:
         raise FormatError(f"traces of different jobs: world sizes {sorted(worlds)}; analyse one job at a time")
-    return tuple(sorted(traces, key=lambda trace: -1 if trace.rank is None else trace.rank))
 
 
 def _world_size(traces: Sequence[RankTrace]) -> int | None:
