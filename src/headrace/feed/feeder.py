@@ -110,7 +110,7 @@ class Feeder:
         """Reap it when it ends: with the last reader that leaves, or with this process at the latest."""
         # No thread can be started while the interpreter shuts down, and then there is no need to.
         with contextlib.suppress(RuntimeError):
-            threading.Thread(target=self._process.wait, daemon=True).start()
+            threading.Thread(target=self._process.wait, name=f"reaper of {NAME} {self.pid}", daemon=True).start()
 
 
 def _start(charge_fd: int, fds: list[int]) -> subprocess.Popen[bytes]:
