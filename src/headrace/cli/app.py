@@ -40,5 +40,6 @@ def main() -> None:
     try:
         app()
     except HeadraceError as error:
-        Console(stderr=True, soft_wrap=True).print(f"{type(error).__name__}: {error}", style="red", markup=False, highlight=False)
+        console = Console(stderr=True, soft_wrap=True)
+        console.print(f"{type(error).__name__}: {error}", style="red", markup=False, highlight=False)
         sys.exit(EXIT_USAGE if isinstance(error, (ConfigError, FormatError)) else EXIT_FAILED)
