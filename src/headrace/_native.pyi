@@ -1,9 +1,9 @@
 """What native/ offers. Reference: the comments of native/*.c."""
 
-from typing_extensions import Buffer
 from typing import Any, final
 
 from numpy.typing import NDArray
+from typing_extensions import Buffer
 
 LAYOUT_VERSION: int
 LINE_BYTES: int
