@@ -64,7 +64,7 @@ static void unmap(Mapping *self) {
 }
 
 static void mapping_dealloc(Mapping *self) {
-    PyTypeObject *type = Py_TYPE(self);
+    PyTypeObject *type = Py_TYPE((PyObject *)self);
     unmap(self); /* no exports can be alive: each holds a reference to this object */
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     release(self);

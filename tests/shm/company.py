@@ -173,3 +173,12 @@ def until_reported(actor: Actor) -> str:
             return reports[0]
         time.sleep(0.01)
     raise TimeoutError("it never logged anything")
+
+
+def raised_by(actor: Actor) -> Raised:
+    """What the call that the actor is in raises."""
+    try:
+        result = actor.answer()
+    except Raised as error:
+        return error
+    raise AssertionError(f"it should have raised, and returned {result}")
