@@ -26,4 +26,4 @@ static struct PyModuleDef definition = {
     .m_slots = slots,
 };
 
-PyMODINIT_FUNC __attribute__((visibility("default"))) PyInit__native(void) { return PyModuleDef_Init(&definition); }
+PyMODINIT_FUNC PyInit__native(void) { return PyModuleDef_Init(&definition); }
