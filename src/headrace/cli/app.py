@@ -13,6 +13,7 @@ from headrace.cli.compare import compare
 from headrace.cli.demo import demo
 from headrace.cli.doctor import doctor
 from headrace.cli.inspect import inspect
+from headrace.cli.prepare import prepare
 from headrace.cli.tune import tune
 from headrace.errors import ConfigError, FormatError, HeadraceError
 
@@ -32,6 +33,7 @@ app.command("doctor")(doctor)
 app.command("analyze")(analyze)
 app.command("compare")(compare)
 app.command("tune")(tune)
+app.command("prepare")(prepare)
 app.add_typer(bench.app, name="bench")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -24,6 +25,9 @@ from headrace.store.format import (
     storable,
     tokens_path,
 )
+from headrace.store.reader import TokenStore
+
+_COPIED_BYTES = 1 << 20
 
 
 class StoreWriter:
@@ -85,6 +89,23 @@ class StoreWriter:
         self._lengths.extend(lengths)
         self._boundaries.append(len(self._lengths))
         self.num_tokens += tokens.size
+
+    def add_store(self, store: TokenStore) -> None:
+        """Append every document of another store, as IndexedDatasetBuilder.add_index does, in pieces of 1 MiB.
+
+        Raises ConfigError if its dtype is another one, or its .bin file holds more than the sequences.
+        """
+        if store.dtype != self.dtype:
+            raise ConfigError(f"{store.prefix} holds {store.dtype}, and cannot be appended to a store of {self.dtype}")
+        shift = len(self._lengths)
+        with self._naming_errors(), open(tokens_path(store.prefix), "rb") as tokens:
+            need, have = store.num_tokens * self.dtype.itemsize, os.fstat(tokens.fileno()).st_size
+            if need != have:
+                raise ConfigError(f"{tokens.name} has {have:,} bytes, its sequences {need:,}: gaps cannot be appended")
+            shutil.copyfileobj(tokens, self._stream, _COPIED_BYTES)
+        self._lengths.frombytes(store.lengths.astype(np.intc).tobytes())
+        self._boundaries.frombytes((store.document_boundaries[1:].astype(np.longlong) + shift).tobytes())
+        self.num_tokens += store.num_tokens
 
     def __enter__(self) -> StoreWriter:
         return self

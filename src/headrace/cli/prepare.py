@@ -1,0 +1,72 @@
+"""`headrace prepare`: text to a token store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+
+from headrace.cli.document import check_writable, write_document
+
+if TYPE_CHECKING:
+    from headrace.store.prepare import Prepared
+
+RECORD_VERSION = 1
+NUM_BAD_PRINTED = 10
+
+
+def prepare(
+    inputs: Annotated[list[str], typer.Argument(help="Files or folders: .txt, .jsonl (.gz, .zst), .parquet.")],
+    output: Annotated[str, typer.Option("--output", "-o", metavar="PREFIX", help="Writes PREFIX.bin, PREFIX.idx.")],
+    tokenizer: Annotated[
+        str, typer.Option("--tokenizer", "-t", help="A tokenizer.json, a folder with one, or a name on the hub.")
+    ],
+    key: Annotated[str, typer.Option(help="Which key of a line, or column, is the text.")] = "text",
+    append_eod: Annotated[bool, typer.Option("--append-eod", help="End each document with a token.")] = False,
+    eod: Annotated[
+        str | None, typer.Option(metavar="TOKEN", help="Which one (default: what the tokenizer says).")
+    ] = None,
+    processes: Annotated[int | None, typer.Option(help="Side by side (default: one per core).")] = None,
+    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report as JSON.")] = None,
+) -> None:
+    """Turn text into a .bin/.idx pair. A run that was interrupted goes on where it was when called again."""
+    check_writable(json)
+    from headrace.store.prepare import prepare as prepare_store
+
+    console = Console(stderr=True)
+    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("tokenise")
+        prepared = prepare_store(
+            inputs,
+            output,
+            tokenizer=tokenizer,
+            key=key,
+            append_eod=append_eod,
+            eod=eod,
+            num_processes=processes,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
+    print_prepared(Console(soft_wrap=True, highlight=False), prepared)
+    write_document(json, {"version": RECORD_VERSION, **msgspec.to_builtins(prepared)})
+
+
+def print_prepared(console: Console, prepared: Prepared) -> None:
+    """What was made, and where it was not what it should be."""
+    kept = f", {prepared.num_parts_kept} of {prepared.num_parts} parts kept" if prepared.num_parts_kept else ""
+    end = "no end-of-document id" if prepared.eod is None else f"each ends in id {prepared.eod}"
+    console.print(
+        f"{prepared.prefix}: {prepared.num_documents:,} documents, {prepared.num_tokens:,} tokens, {prepared.dtype}, "
+        f"{end}{kept}",
+        markup=False,
+    )
+    if prepared.num_empty:
+        console.print(f"{prepared.num_empty:,} documents are empty")
+    if prepared.num_bad:
+        console.print(f"{prepared.num_bad:,} records are not in it:", style="yellow")
+        for bad in prepared.bad[:NUM_BAD_PRINTED]:
+            console.print(f"  {bad.path}, line {bad.line}: {bad.reason}", markup=False)

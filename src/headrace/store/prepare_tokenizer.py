@@ -1,0 +1,80 @@
+"""The tokenizer somebody names: a tokenizer.json, a folder with one, or a name on the Hugging Face hub."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from headrace.errors import ConfigError, FormatError
+from headrace.store.bpe import TOKENIZER_FILE
+
+# What ends a document in the vocabularies of GPT-2 / Qwen / OLMo, Llama 3, Llama 2 / Mistral, and Gemma.
+_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
+
+
+def find_tokenizer(where: str) -> str:
+    """The content of the tokenizer.json that `where` names. A name is looked up on the hub, which needs a network."""
+    path = Path(where)
+    file = path / TOKENIZER_FILE if path.is_dir() else path
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    if path.is_dir() or path.suffix == ".json" or path.is_absolute():
+        raise ConfigError(f"there is no {file}; name a tokenizer.json, a folder that holds one, or a name on the hub")
+    try:
+        return str(_tokenizers().Tokenizer.from_pretrained(where).to_str())
+    except ConfigError:
+        raise
+    except Exception as error:  # the library raises bare Exception, whatever went wrong
+        raise ConfigError(
+            f"{where!r} is no file or folder here, and the hub does not answer to that name: {error}"
+        ) from error
+
+
+def parse_tokenizer(content: str, *, where: str) -> Any:
+    """A `tokenizers.Tokenizer` that neither cuts nor fills documents. FormatError for what is none."""
+    tokenizers = _tokenizers()
+    try:
+        backend = tokenizers.Tokenizer.from_str(content)
+    except Exception as error:  # the library raises bare Exception
+        raise FormatError(f"{where} is no tokenizer that `tokenizers` can read: {error}") from error
+    # Some files carry what a model's evaluation wanted.
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
+def num_ids(backend: Any) -> int:
+    """One more than the largest id: a vocabulary may have holes, and its dtype must hold the last one."""
+    return max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+
+def end_of_document(backend: Any, *, where: str, wanted: str | None) -> int:
+    """The id that ends a document: `wanted`, what the folder's tokenizer_config.json says, or the one known name."""
+    known = [name for name in _ENDS if backend.token_to_id(name) is not None]
+    name = wanted or _configured_end(where) or (known[0] if len(known) == 1 else None)
+    if name is None or (found := backend.token_to_id(name)) is None:
+        problem = f"the tokenizer has no token {name!r}" if name else "it is not known which token ends a document"
+        added = ", ".join(sorted(token.content for token in backend.get_added_tokens_decoder().values())[:20])
+        raise ConfigError(f"{problem}; name it with --eod: {added or 'the vocabulary has no special token'}")
+    return int(found)
+
+
+def _configured_end(where: str) -> str | None:
+    path = Path(where)
+    file = (path if path.is_dir() else path.parent) / "tokenizer_config.json"
+    try:
+        end = msgspec.json.decode(file.read_bytes()).get("eos_token")
+    except (OSError, msgspec.DecodeError, AttributeError):
+        return None
+    # A string, or what transformers makes of an added token.
+    return end.get("content") if isinstance(end, dict) else end
+
+
+def _tokenizers() -> Any:
+    try:
+        return import_module("tokenizers")
+    except ImportError:
+        raise ConfigError("preparing text needs the package `tokenizers`: pip install headrace[prepare]") from None

@@ -1,0 +1,309 @@
+"""`headrace prepare`: the bytes Megatron writes, from every kind of file, whoever dies on the way."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from headrace.errors import ConfigError, FormatError
+from headrace.store import StoreWriter, TokenStore, bpe
+from headrace.store.prepare import Prepared, plan_parts, prepare
+from headrace.store.prepare_tokenizer import end_of_document, parse_tokenizer
+from headrace.store.records import BadRecord, Piece, Record, RecordReader, pieces_of
+from tests.store.prepared_by_megatron import write_as_megatron
+
+pytest.importorskip("tokenizers", reason="needs the extra prepare")
+
+TEXTS = ["def mill(wheel):\n    return 'gründlich'", "", "<|endoftext|> is text", "水车 " * 30, "one\r\ntwo", " "]
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a small tokenizer that would cut and fill what it encodes, if it were let."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    backend = import_module("tokenizers").Tokenizer.from_str(bpe.train(TEXTS * 4, vocab_size=300).to_json())
+    backend.enable_truncation(4)
+    backend.enable_padding(length=8)
+    (folder / "tokenizer.json").write_text(backend.to_str())
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tokenize(tokenizer: Path) -> Any:
+    own = bpe.Tokenizer(parse_tokenizer((tokenizer / "tokenizer.json").read_text(), where=""))
+    return lambda text: own.encode_batch([text])[0]
+
+
+def run(inputs: list[Path], prefix: Path, tokenizer: Path, **options: Any) -> Prepared:
+    return prepare(inputs, prefix, tokenizer=str(tokenizer), **{"num_processes": 1, "append_eod": True, **options})
+
+
+def pair(prefix: Path) -> tuple[bytes, bytes]:
+    return prefix.with_suffix(".bin").read_bytes(), prefix.with_suffix(".idx").read_bytes()
+
+
+def lines(documents: list[Any], key: str = "text") -> bytes:
+    return b"".join(json.dumps({"id": i, key: text}).encode() + b"\n" for i, text in enumerate(documents))
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet"])
+@pytest.mark.parametrize("append_eod", [True, False])
+def test_the_bytes_are_megatrons(tmp_path: Path, tokenizer: Path, tokenize: Any, ending: str, append_eod: bool) -> None:
+    pytest.importorskip("megatron.core.datasets.indexed_dataset", reason="needs megatron-core 0.16.1")
+    write_as_megatron(
+        tmp_path / "theirs",
+        TEXTS,
+        tokenize=tokenize,
+        vocab_size=300,
+        eod=bpe.END_OF_DOCUMENT_ID if append_eod else None,
+    )
+    file = tmp_path / f"texts{ending}"
+    write_texts(file, TEXTS)
+    made = run([file], tmp_path / "ours", tokenizer, append_eod=append_eod)
+    assert pair(tmp_path / "ours") == pair(tmp_path / "theirs")
+    assert (made.num_documents, made.num_empty, made.num_bad, made.dtype) == (len(TEXTS), 1, 0, "uint16")
+    assert not list(tmp_path.glob("ours.parts*"))
+
+
+def write_texts(file: Path, texts: list[str]) -> None:
+    raw = lines(texts)
+    if file.name.endswith(".gz"):
+        file.write_bytes(gzip.compress(raw))
+    elif file.name.endswith(".zst"):
+        # Two frames, as parallel compressors write.
+        compress = pytest.importorskip("zstandard").ZstdCompressor().compress
+        file.write_bytes(compress(raw[:40]) + compress(raw[40:]))
+    elif file.name.endswith(".parquet"):
+        arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        parquet.write_table(arrow.table({"other": list(range(len(texts))), "text": texts}), file, row_group_size=4)
+    else:
+        file.write_bytes(raw)
+
+
+def test_sentences_are_sequences_of_one_document(tmp_path: Path, tokenizer: Path, tokenize: Any) -> None:
+    pytest.importorskip("megatron.core.datasets.indexed_dataset", reason="needs megatron-core 0.16.1")
+    documents: list[Any] = [["one", "", "two"], "three", [], ["", ""]]
+    write_as_megatron(tmp_path / "theirs", documents, tokenize=tokenize, vocab_size=300, eod=0)
+    (tmp_path / "x.jsonl").write_bytes(lines(documents, "body"))
+    run([tmp_path / "x.jsonl"], tmp_path / "ours", tokenizer, key="body")
+    assert pair(tmp_path / "ours") == pair(tmp_path / "theirs")
+
+
+def test_folders_are_taken_in_the_order_of_paths_and_any_number_of_processes_writes_the_same(
+    tmp_path: Path, tokenizer: Path, tokenize: Any
+) -> None:
+    folder = tmp_path / "texts"
+    (folder / "b").mkdir(parents=True)
+    (folder / "c.txt").write_bytes(b"last")
+    (folder / "b" / "x.txt").write_bytes(b"middle\r\n")
+    (folder / "a.jsonl").write_bytes(lines(TEXTS * 3))
+    (folder / "readme.md").write_bytes(b"not taken")
+    made = [run([folder], tmp_path / f"with{n}", tokenizer, num_processes=n, part_bytes=200) for n in (1, 2)]
+    assert made[0].num_parts > 3
+    assert pair(tmp_path / "with1") == pair(tmp_path / "with2")
+    with TokenStore(tmp_path / "with2") as store:
+        found = [store.read(i).tolist() for i in range(len(store))]
+    assert found == [[*tokenize(text), 0] for text in [*(t for t in TEXTS * 3 if t), "middle\r\n", "last"]]
+
+
+@given(
+    texts=st.lists(st.text(st.characters(codec="utf-8"), max_size=12), max_size=12),
+    piece_bytes=st.integers(1, 80),
+    end=st.booleans(),
+)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+def test_every_line_is_read_once_wherever_a_file_is_cut(
+    tmp_path: Path, texts: list[str], piece_bytes: int, end: bool
+) -> None:
+    file = tmp_path / "x.jsonl"
+    raw = b"".join(json.dumps({"text": text}, ensure_ascii=False).encode() + b"\n\n" for text in texts)
+    file.write_bytes(raw if end else raw.rstrip(b"\n"))
+    readers = [RecordReader(piece, key="text") for piece in pieces_of(file, piece_bytes=piece_bytes)]
+    found = [record for reader in readers for record in reader]
+    assert [record.texts for record in found if isinstance(record, Record)] == [[text] for text in texts]
+    assert sum(reader.num_lines for reader in readers) == len(file.read_bytes().splitlines())
+
+
+BAD_LINES = [
+    (b'{"text": "cut', "not JSON"),
+    (b"[1, 2]", "a list, not an object"),
+    (b'{"body": "x"}', "no key 'text', only 'body'"),
+    (b'{"text": 7}', "'text' is a int, not text"),
+    (b'{"text": null}', "'text' is a NoneType, not text"),
+    (b'{"text": ["a", 1]}', "'text' is a list, not text"),
+    (b'{"text": "\xff"}', "not JSON"),
+]
+
+
+@pytest.mark.parametrize("part_bytes", [30, 1 << 20])
+def test_bad_records_are_counted_with_file_and_line(tmp_path: Path, tokenizer: Path, part_bytes: int) -> None:
+    file = tmp_path / "x.jsonl"
+    file.write_bytes(b"".join(b'{"text": "good"}\n\n' + raw + b"\n" for raw, _ in BAD_LINES))
+    made = run([file], tmp_path / "ours", tokenizer, part_bytes=part_bytes)
+    assert (made.num_documents, made.num_bad) == (len(BAD_LINES), len(BAD_LINES))
+    for number, (bad, (_, reason)) in enumerate(zip(made.bad, BAD_LINES, strict=True)):
+        assert (bad.path, bad.line) == (str(file), 3 * number + 3)
+        assert reason in bad.reason
+
+
+def test_a_text_file_that_is_none_is_a_bad_record_at_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "latin.txt"
+    file.write_bytes(b"one\ntwo\nthr\xe9e")
+    [bad] = RecordReader(Piece(path=str(file), num_bytes=12), key="text")
+    assert bad == BadRecord(path=str(file), line=3, reason="not UTF-8: byte 0xe9")
+
+
+@pytest.mark.parametrize("ending", [".jsonl.gz", ".jsonl.zst", ".parquet"])
+def test_a_damaged_file_is_named_and_an_older_pair_stays(tmp_path: Path, tokenizer: Path, ending: str) -> None:
+    with StoreWriter(tmp_path / "ours") as writer:
+        writer.add_document([1, 2])
+    before = pair(tmp_path / "ours")
+    file = tmp_path / f"x{ending}"
+    write_texts(file, [f"{i}: {os.urandom(40).hex()}" for i in range(40)])
+    file.write_bytes(file.read_bytes()[:-300])
+    with pytest.raises(FormatError, match=f"x{ending} is damaged"):
+        run([file], tmp_path / "ours", tokenizer)
+    assert pair(tmp_path / "ours") == before
+
+
+def test_what_was_finished_is_kept_if_the_plan_is_the_same(tmp_path: Path, tokenizer: Path) -> None:
+    file = tmp_path / "x.jsonl"
+    file.write_bytes(lines(TEXTS * 4))
+    options = {"part_bytes": 100}
+    whole = run([file], tmp_path / "whole", tokenizer, **options)
+
+    class Interrupted(Exception):
+        pass
+
+    def interrupt(done: int, total: int) -> None:
+        if done > total // 2:
+            raise Interrupted
+
+    for changed in (False, True):
+        with pytest.raises(Interrupted):
+            run([file], tmp_path / "ours", tokenizer, progress=interrupt, **options)
+        if changed:
+            os.utime(file, ns=(1, 1))
+        (tmp_path / "ours.parts" / ".00000.bin.0123.tmp").write_bytes(b"left by a kill")
+        made = run([file], tmp_path / "ours", tokenizer, **options)
+        assert pair(tmp_path / "ours") == pair(tmp_path / "whole")
+        assert made.num_parts == whole.num_parts
+        assert (made.num_parts_kept > 1) == (not changed)
+
+
+KILLED = """
+import os, signal, sys
+from headrace.store import prepare
+if __name__ == "__main__":
+    def progress(done, total):
+        if done:
+            os.kill(os.getpid(), signal.SIGKILL)
+    prepare.prepare([sys.argv[1]], sys.argv[2], tokenizer=sys.argv[3], num_processes=2, part_bytes=400,
+                    append_eod=True, progress=progress)
+"""
+
+
+def test_a_killed_run_leaves_no_process_and_goes_on(tmp_path: Path, tokenizer: Path) -> None:
+    """The workers hold the pipe of stderr: it ends when the last one has left."""
+    file, script = tmp_path / "x.jsonl", tmp_path / "killed.py"
+    file.write_bytes(lines(TEXTS * 20))
+    script.write_text(KILLED)
+    command = [sys.executable, str(script), str(file), str(tmp_path / "ours"), str(tokenizer)]
+    killed = subprocess.run(command, stderr=subprocess.PIPE, timeout=100)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert not (tmp_path / "ours.bin").exists()
+    made = run([file], tmp_path / "ours", tokenizer, part_bytes=400)
+    assert made.num_parts_kept >= 1
+    run([file], tmp_path / "whole", tokenizer)
+    assert pair(tmp_path / "ours") == pair(tmp_path / "whole")
+
+
+def test_two_runs_of_one_prefix_do_not_meet(tmp_path: Path, tokenizer: Path) -> None:
+    file = tmp_path / "x.jsonl"
+    file.write_bytes(lines(TEXTS))
+
+    def again(done: int, total: int) -> None:
+        with pytest.raises(ConfigError, match="another process is preparing"):
+            run([file], tmp_path / "ours", tokenizer)
+
+    run([file], tmp_path / "ours", tokenizer, progress=again)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("gone.txt", None, "there is no file or folder"),
+        ("x.json", b"{}", "of no kind that can be read"),
+        ("x.jsonl", b"", "the inputs hold no text: 0 bad records"),
+        ("x.jsonl", b"[]\n", "the inputs hold no text: 1 bad records, the first is .*x.jsonl, line 1: a list"),
+    ],
+)
+def test_inputs_without_text_are_refused(
+    tmp_path: Path, tokenizer: Path, name: str, content: bytes | None, said: str
+) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=said):
+        run([tmp_path / name], tmp_path / "ours", tokenizer)
+
+
+def test_the_end_of_a_document_is_what_is_wanted_configured_or_known(tmp_path: Path, tokenizer: Path) -> None:
+    backend = parse_tokenizer((tokenizer / "tokenizer.json").read_text(), where="")
+    assert end_of_document(backend, where=str(tmp_path), wanted=None) == bpe.END_OF_DOCUMENT_ID
+    assert end_of_document(backend, where=str(tmp_path), wanted="<|padding|>") == bpe.PADDING_ID
+    with pytest.raises(ConfigError, match=r"no token '<eos>'; name it with --eod: <\|endoftext\|>, <\|padding\|>"):
+        end_of_document(backend, where=str(tmp_path), wanted="<eos>")
+    for end in ("<|padding|>", {"content": "<|padding|>"}):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": end}))
+        assert end_of_document(backend, where=str(tmp_path / "tokenizer.json"), wanted=None) == bpe.PADDING_ID
+
+
+def test_parts_are_consecutive_and_large_enough() -> None:
+    pieces = [Piece(path=str(i), num_bytes=size) for i, size in enumerate([5, 5, 90, 100, 1, 1])]
+    parts = plan_parts(iter(pieces), 100)
+    assert [[piece.num_bytes for piece in part.pieces] for part in parts] == [[5, 5, 90], [100], [1, 1]]
+
+
+def test_appending_a_store_is_megatrons_add_index(tmp_path: Path) -> None:
+    megatron = pytest.importorskip("megatron.core.datasets.indexed_dataset", reason="needs megatron-core 0.16.1")
+    for name, documents in (("a", [[1, 2], [], [3]]), ("b", [[], [4, 5, 6]])):
+        with StoreWriter(tmp_path / name, "uint16") as writer:
+            for document in documents:
+                writer.add_document(document)
+    theirs = megatron.IndexedDatasetBuilder(str(tmp_path / "theirs.bin"), dtype=import_module("numpy").uint16)
+    with StoreWriter(tmp_path / "ours", "uint16") as ours:
+        for name in ("a", "b"):
+            ours.add_store(TokenStore(tmp_path / name))
+            theirs.add_index(str(tmp_path / name))
+        assert ours.num_tokens == 6
+    theirs.finalize(str(tmp_path / "theirs.idx"))
+    assert pair(tmp_path / "ours") == pair(tmp_path / "theirs")
+    with StoreWriter(tmp_path / "wide", "int32") as wide, pytest.raises(ConfigError, match="cannot be appended"):
+        wide.add_store(TokenStore(tmp_path / "a"))
+
+
+def test_the_verb_reports_what_it_made(tmp_path: Path, tokenizer: Path) -> None:
+    from headrace.cli.app import app
+
+    (tmp_path / "x.jsonl").write_bytes(lines([*TEXTS, 7]))
+    arguments = ["prepare", str(tmp_path / "x.jsonl"), "-o", str(tmp_path / "ours"), "-t", str(tokenizer)]
+    arguments += ["--append-eod", "--processes", "1", "--json", str(tmp_path / "report.json")]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert "6 documents" in result.output
+    assert "x.jsonl, line 7: 'text' is a int, not text" in result.output
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert (report["version"], report["num_bad"], report["num_empty"], report["eod"]) == (1, 1, 1, 0)
+    assert report["bad"][0]["line"] == 7
