@@ -7,8 +7,9 @@ joining.py        becoming a member of a group         rendezvous.py   how they 
 feeder.py         starting the feeder process          process.py      the feeder process itself
 hosting.py        bringing a ring up and filling it    producer.py     one batch after another
 production.py     what a source is to the producer     items.py        an iterable of dicts
-packed_tokens.py  a token store                        shard.py        a source, opened for one shard
-resume.py         continuing from a checkpoint         stats.py        who waited for whom
+packed_tokens.py  a token store as a source            packed_batches.py  its micro batches, opened for one shard
+shard.py          any source, opened for one shard     resume.py       continuing from a checkpoint
+stats.py          who waited for whom
 virtual_stages.py one feed for several chunks of layers
 """
 

@@ -22,7 +22,10 @@ def open_shard(source: Any, position: Position, *, data_rank: int, data_size: in
     check_fits(position, source=identity(source), data_size=data_size, counts_samples=counts_samples)
     if counts_samples:
         production: Production = source.open_production(
-            data_rank=data_rank, data_size=data_size, consumed_samples=position.consumed_samples
+            data_rank=data_rank,
+            data_size=data_size,
+            consumed_samples=position.consumed_samples,
+            state=source_state(position.source_state),
         )
         return production
     state = source_state(position.source_state)

@@ -39,15 +39,17 @@ class TokenStore:
     """A .bin/.idx pair, open for reading. Sequences are counted from 0 to `num_sequences - 1`.
 
     Opening checks every field of the index (about 10 ms per million sequences) and raises FormatError with the file,
-    what was needed and what was there; a missing or unreadable file is a ConfigError.
+    what was needed and what was there; a missing or unreadable file is a ConfigError. With `walk_index=False` opening
+    reads nothing of the index but its header, however long it is: each sequence is checked when it is read, and
+    `num_tokens` counts up to the last one's end.
 
     What is promised when somebody changes the files afterwards: StoreWriter replaces files and never writes into
     them, so an open store keeps what it opened. If another program truncates the .bin file in place, `read_into`
     raises FormatError (it reads, it does not map); views from `read` are mapped, and touching one beyond the new end
-    is a SIGBUS. The same holds for the pointers in the .idx file; `lengths` is a copy.
+    is a SIGBUS. The same holds for the pointers in the .idx file; `lengths` is a copy, unless the index is not walked.
     """
 
-    def __init__(self, prefix: str | os.PathLike[str]) -> None:
+    def __init__(self, prefix: str | os.PathLike[str], *, walk_index: bool = True) -> None:
         self.prefix = prefix_of(prefix)
         index_file = index_path(self.prefix)
         self._tokens_path = tokens_path(self.prefix)
@@ -68,22 +70,31 @@ class TokenStore:
         """Dtype of the token ids on disk."""
         self.num_sequences = header.num_sequences
         self.num_documents = header.num_boundaries - 1
-        # A copy: at offset 34 the array is unaligned, and NumPy would copy all of it again in every `take`.
+        self._walked = walk_index
         self.lengths: npt.NDArray[np.int32] = np.frombuffer(
             self._index, LENGTH, header.num_sequences, header.lengths_at
-        ).copy()
+        )
         """Tokens per sequence, int32 [num_sequences], read-only."""
-        self.lengths.flags.writeable = False
+        if walk_index:
+            # A copy: at offset 34 the array is unaligned, and NumPy would copy all of it again in every `take`.
+            self.lengths = self.lengths.copy()
+            self.lengths.flags.writeable = False
         self.document_boundaries: npt.NDArray[np.int64] = np.frombuffer(
             self._index, BOUNDARY, header.num_boundaries, header.boundaries_at
         )
         """First sequence of each document and, at the end, `num_sequences`: int64 [num_documents + 1], read-only."""
-        self._pointers = np.frombuffer(self._index, POINTER, header.num_sequences, header.pointers_at)
+        self.pointers: npt.NDArray[np.int64] = np.frombuffer(
+            self._index, POINTER, header.num_sequences, header.pointers_at
+        )
+        """Byte of the .bin file where each sequence starts, int64 [num_sequences], read-only, mapped, not aligned."""
 
-        _check_lengths(self.lengths, index_file)
-        _check_boundaries(self.document_boundaries, self.num_sequences, index_file)
-        _check_pointers(self._pointers, self.lengths, header, self._tokens_bytes, index_file)
-        self.num_tokens = int(self.lengths.sum(dtype=np.int64))
+        if walk_index:
+            _check_lengths(self.lengths, index_file)
+            _check_boundaries(self.document_boundaries, self.num_sequences, index_file)
+            _check_pointers(self.pointers, self.lengths, header, self._tokens_bytes, index_file)
+            self.num_tokens = int(self.lengths.sum(dtype=np.int64))
+        else:
+            self.num_tokens = self._require_sound(self.num_sequences - 1) if self.num_sequences else 0
 
     def __len__(self) -> int:
         """Number of sequences."""
@@ -180,7 +191,20 @@ class TokenStore:
             raise ConfigError(
                 f"sequence {sequence} of {self.prefix} has {available} tokens, asked for {count} from {offset} on"
             )
-        return int(self._pointers[sequence]) + offset * self.dtype.itemsize, count
+        if not self._walked:
+            self._require_sound(sequence)
+        return int(self.pointers[sequence]) + offset * self.dtype.itemsize, count
+
+    def _require_sound(self, sequence: int) -> int:
+        """Where a sequence ends, in tokens. FormatError unless it starts on a whole token and ends inside the .bin."""
+        start, length, itemsize = int(self.pointers[sequence]), int(self.lengths[sequence]), self.dtype.itemsize
+        end = start + length * itemsize
+        if start < 0 or length < 0 or start % itemsize or end > self._tokens_bytes:
+            raise FormatError(
+                f"{index_path(self.prefix)}: sequence {sequence} has {length} tokens from byte {start} on; it must "
+                f"start on a multiple of {itemsize} and end by byte {self._tokens_bytes}, the end of {self._tokens_path}"
+            )
+        return end // itemsize
 
     def _pread(self, out: npt.NDArray[Any], position: int) -> None:
         """Fill `out` from byte `position` on. A read cannot be killed by SIGBUS, and needs no file position."""
