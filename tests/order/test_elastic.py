@@ -133,7 +133,7 @@ def test_orders_without_a_meaning(arguments, message):
 def test_a_gap_between_documents_is_named_where_it_is_met():
     lengths, starts = np.array([8, 8, 8], np.int32), np.array([0, 8, 20])
     order = ElasticOrder(lengths, starts, OrderRules(sequence_length=4, add_extra_token=False))
-    with pytest.raises(FormatError, match="sequence 2 starts at token 20 .* the one before it ends at 16"):
+    with pytest.raises(FormatError, match=r"sequence 2 starts at token 20 .* the one before it ends at 16"):
         order._cut(12, 21)
     with pytest.raises(FormatError, match="sequence 1 ends at token 16 of its part, tokens to 20 needed"):
         order._cut(16, 20)

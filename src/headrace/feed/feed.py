@@ -219,7 +219,8 @@ class Feed(Generic[Array]):
             consumed_samples=self._counts[0],
             consumed_batches=self._beginning.consumed_batches + self._num_delivered,
             data_size=self._member.topology.data_size,
-            source_state=self._source_state,
+            # A source need not have a state after every batch, and an older one would belong to another place.
+            source_state=self._source_state if self._counts[5] else None,
         )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -202,7 +202,7 @@ class TokenStore:
         if start < 0 or length < 0 or start % itemsize or end > self._tokens_bytes:
             raise FormatError(
                 f"{index_path(self.prefix)}: sequence {sequence} has {length} tokens from byte {start} on; it must "
-                f"start on a multiple of {itemsize} and end by byte {self._tokens_bytes}, the end of {self._tokens_path}"
+                f"start on a multiple of {itemsize} and end in the {self._tokens_bytes} bytes of {self._tokens_path}"
             )
         return end // itemsize
 
