@@ -30,6 +30,7 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
     """Where `pid` means something."""
     invitation: Invitation | None = None
     has_iterator: bool = False
+    device_node: int | None = None
     terms: dict[str, str] = {}
     error: str = ""
 
@@ -54,6 +55,7 @@ def make_card(
     *,
     invitation: Invitation | None = None,
     has_iterator: bool = False,
+    device_node: int | None = None,
     terms: dict[str, str] | None = None,
     error: str = "",
 ) -> Card:
@@ -66,6 +68,7 @@ def make_card(
         pid_namespace=_pid_namespace(),
         invitation=invitation,
         has_iterator=has_iterator,
+        device_node=device_node,
         terms=terms or {},
         error=error,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headrace.errors import ConfigError
+from headrace.shm.placement import parse_cpus
 from headrace.shm.waiting import RingConfig
 
 
@@ -29,12 +30,17 @@ class FeedConfig:
     owned: bool = False
     """Hand out copies that stay valid for ever instead of views into the ring."""
 
+    feeder_cpus: str | None = None
+    """Where the feeder runs, such as "0-3,8"; None: near the ranks' devices and off the cores they are pinned to."""
+
     def __post_init__(self) -> None:
         _ = self.ring  # checks num_slots, hold and the waits
         if self.max_slot_bytes <= 0 or (self.slot_bytes is not None and self.slot_bytes <= 0):
             raise ConfigError(f"slot sizes must be positive, got {self.slot_bytes} and {self.max_slot_bytes}")
         if self.slot_bytes is not None and self.slot_bytes > self.max_slot_bytes:
             raise ConfigError(f"slot_bytes {self.slot_bytes:,} is more than max_slot_bytes {self.max_slot_bytes:,}")
+        if self.feeder_cpus is not None:
+            parse_cpus(self.feeder_cpus)
         if self.start_timeout_s <= 0:
             raise ConfigError(f"start_timeout_s must be positive, got {self.start_timeout_s}")
 

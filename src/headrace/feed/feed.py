@@ -30,6 +30,7 @@ from headrace.feed.stats import FeedStats
 from headrace.packing import Cutter, View
 from headrace.position import Position, from_state_dict, to_state_dict
 from headrace.shm import failure
+from headrace.shm.placement import describe
 from headrace.shm.ring_reader import RingReader
 from headrace.shm.ring_writer import DATA, END
 
@@ -46,7 +47,8 @@ class Feed(Generic[Array]):
     Every rank of the group makes the feed with the same arguments (`iterator` and `view` apart) and takes every batch;
     the feed ends on all of them at the same batch. Making it blocks until all ranks have (at most
     `config.start_timeout_s`); ConfigError, the same on every rank, if they disagree. `view` is the part of each batch
-    that this rank takes; parts that are no slices are copied into memory of this process. `wrap` and `hand_out` are for
+    that this rank takes; parts that are no slices are copied into memory of this process. `device_node` is the NUMA
+    node of this rank's device: the feeder settles near it. `wrap` and `hand_out` are for
     subclasses: what becomes of a NumPy view, and of a batch's arrays, given the slot (uint8) they lie in.
     """
 
@@ -64,6 +66,7 @@ class Feed(Generic[Array]):
         seed: int = 1234,
         config: FeedConfig | None = None,
         view: View | None = None,
+        device_node: int | None = None,
         wrap: Callable[[Any], Array] = lambda array: array,
         hand_out: Callable[[dict[str, Array], np.ndarray], dict[str, Array]] | None = None,
     ) -> None:
@@ -97,6 +100,7 @@ class Feed(Generic[Array]):
             seed=seed,
             config=self.config,
             parts=(view or View()).shared_terms,
+            device_node=device_node,
         )
         resources = contextlib.ExitStack()
         with contextlib.ExitStack() as unless_joined:
@@ -169,7 +173,9 @@ class Feed(Generic[Array]):
         lender: Lender = self
         if self._hand_out is not None:
             arrays = self._hand_out(arrays, ring.slot(delivery))
-            lender = COPIED if self._hands_out_owned else self
+            if self._hands_out_owned:
+                lender = COPIED
+                ring.release()  # copied: the writer may have the slot a step earlier
         self._source_state = metadata.source_state
         return arrays, metadata, lender
 
@@ -240,7 +246,7 @@ class Feed(Generic[Array]):
         ring = self._ring
         if ring is None or not self._finalizer.alive:
             raise FeedClosed("a feed has statistics between its first batch and close()")
-        host, writer = self._member.host, self._member.writer
+        host, writer, place = self._member.host, self._member.writer, self._member.placement
         return FeedStats(
             rank=self._member.rank,
             writer=writer.who,
@@ -252,6 +258,7 @@ class Feed(Generic[Array]):
             writer_wait_s=None if host is None else host.writer.wait_ns / 1e9,
             num_slots=self.config.num_slots,
             slot_bytes=ring.slot_bytes,
+            placement=None if place is None else describe(place),
         )
 
     def close(self) -> None:

@@ -21,6 +21,7 @@ from headrace.errors import ConfigError
 from headrace.feed.config import FeedConfig
 from headrace.feed.request import FeedRequest
 from headrace.shm.peers import Peer, open_pidfd
+from headrace.shm.placement import Placement
 
 NAME = "headrace-feeder"  # 15 bytes: exactly what the kernel keeps of a process's name
 
@@ -35,6 +36,7 @@ class Charge:
     data_rank: int
     data_size: int
     seed: int
+    placement: Placement
     expected: dict[int, Peer]
     nonce: str
     listener_fd: int
@@ -74,6 +76,7 @@ class Feeder:
         nonce: str,
         request: FeedRequest,
         *,
+        placement: Placement,
         expected: dict[int, Peer],
     ) -> None:
         """Starts it. Takes over `listener`: our copy is closed, so that the feeder's death closes the door."""
@@ -92,6 +95,7 @@ class Feeder:
                     data_rank=request.data_rank,
                     data_size=request.data_size,
                     seed=request.seed,
+                    placement=placement,
                     expected=expected,
                     nonce=nonce,
                     listener_fd=listener.fileno(),

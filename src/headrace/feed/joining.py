@@ -27,9 +27,10 @@ from headrace.feed.rendezvous import Rendezvous
 from headrace.feed.request import ITERATOR_IDENTITY, FeedRequest
 from headrace.feed.resume import check_fits, encode, source_state
 from headrace.position import Position
-from headrace.shm import handover
+from headrace.shm import handover, placement
 from headrace.shm.handover import Door
 from headrace.shm.peers import WRITER, Peer, Watch
+from headrace.shm.placement import Placement
 from headrace.shm.ring_reader import RingReader
 from headrace.shm.waiting import Patience
 from headrace.topology import Topology
@@ -52,6 +53,8 @@ class Membership:
     """Whose invitation to follow: the rank that started the feeder, or that writes itself."""
     resources: contextlib.ExitStack
     writer: Peer
+    placement: Placement | None = None
+    """Where the feeder runs, on the rank that started it."""
     has_knocked: bool = False
     host: Host | None = None
     """The ring itself, on the rank that writes itself."""
@@ -198,7 +201,11 @@ def join(request: FeedRequest, rendezvous: Rendezvous, resources: contextlib.Exi
         listener, invitation = handover.listen()
         resources.callback(listener.close)
     card = agreement.make_card(
-        request.rank, invitation=invitation, has_iterator=request.iterator is not None, terms=terms
+        request.rank,
+        invitation=invitation,
+        has_iterator=request.iterator is not None,
+        device_node=request.device_node,
+        terms=terms,
     )
     cards = agreement.exchange(card, rendezvous, timeout_s=start_timeout_s)
     if request.writer_rank is not None:
@@ -206,7 +213,7 @@ def join(request: FeedRequest, rendezvous: Rendezvous, resources: contextlib.Exi
     topology = request.topology(hosts=tuple(one.host for one in cards))
     first_here = topology.ranks.index(topology.local_ranks[0])
     host_card = cards[first_here if request.writer_rank is None else request.writer_rank]
-    door = None
+    door, place = None, None
     if host_card.rank != request.rank:
         listener.close()
     elif request.source is None:
@@ -214,7 +221,8 @@ def join(request: FeedRequest, rendezvous: Rendezvous, resources: contextlib.Exi
         resources.callback(door.close)
     else:
         expected = agreement.roster(cards, card.host)
-        feeder = Feeder(charge, listener, invitation.nonce, request, expected=expected)
+        place = _place_for_feeder(request, [one for one in cards if one.host == card.host])
+        feeder = Feeder(charge, listener, invitation.nonce, request, placement=place, expected=expected)
         resources.callback(feeder.close)
     membership = Membership(
         request=request,
@@ -224,9 +232,18 @@ def join(request: FeedRequest, rendezvous: Rendezvous, resources: contextlib.Exi
         host_card=host_card,
         resources=resources,
         writer=_future_writer(host_card, is_feeder=request.source is not None),
+        placement=place,
     )
     resources.callback(membership.excuse)
     return membership
+
+
+def _place_for_feeder(request: FeedRequest, here: list[Card]) -> Placement:
+    cores = placement.read_cores()
+    if request.config.feeder_cpus is not None:
+        return placement.chosen(request.config.feeder_cpus, cores)
+    nodes = tuple(card.device_node for card in here if card.device_node is not None)
+    return placement.plan(cores, ranks=placement.rank_cpus(card.pid for card in here), device_nodes=nodes)
 
 
 def _future_writer(card: Card, *, is_feeder: bool) -> Peer:

@@ -11,6 +11,7 @@ from headrace.errors import ConfigError
 from headrace.feed import shard
 from headrace.feed.config import FeedConfig
 from headrace.feed.source import Source
+from headrace.shm.placement import chosen, read_cores
 from headrace.topology import Topology
 
 ITERATOR_IDENTITY = "an iterator"
@@ -19,7 +20,7 @@ ITERATOR_IDENTITY = "an iterator"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FeedRequest:
-    """The arguments of a feed. Only `iterator` and `rank` may differ from rank to rank."""
+    """The arguments of a feed. Only `iterator`, `rank` and `device_node` may differ from rank to rank."""
 
     source: Source | None
     iterator: Iterable[Mapping[str, Any]] | None
@@ -32,6 +33,8 @@ class FeedRequest:
     config: FeedConfig
     parts: str
     """What the views of all ranks must have in common."""
+    device_node: int | None = None
+    """The NUMA node of this rank's device, if it has one and it is known."""
 
     def check(self) -> None:
         """ConfigError for what contradicts itself, whatever the other ranks say."""
@@ -52,6 +55,8 @@ class FeedRequest:
             raise ConfigError(f"a group has each rank once, got {ranks}")
         if self.rank not in ranks:
             raise ConfigError(f"rank {self.rank} is not a member of the group {ranks}")
+        if self.config.feeder_cpus is not None:
+            chosen(self.config.feeder_cpus, read_cores())
         if not 0 <= self.data_rank < self.data_size:
             raise ConfigError(f"data_rank must lie in [0, data_size), got {self.data_rank} of {self.data_size}")
 

@@ -25,6 +25,8 @@ class FeedStats:
     """Time the writer waited for a free slot; known only to the rank that writes itself."""
     num_slots: int
     slot_bytes: int
+    placement: str | None
+    """Where the feeder runs and its memory lies, and why; known to the rank that started it."""
 
     @property
     def ring_bytes(self) -> int:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
+from headrace.shm.placement import device_node
 from headrace.spec import ARENA_ALIGNMENT, align
 from headrace.torch.pinning import Pinning, pin
 
@@ -206,6 +207,18 @@ class DeviceCopies:
         """Wait for copies under way and undo the pinning: before the ring's memory is unmapped. Idempotent."""
         self._unpin()
         self._slabs.clear()
+
+
+def numa_node_of(device: torch.device) -> int | None:
+    """The NUMA node that a device is attached to; None for the CPU and where the backend does not tell its address."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return None
+    properties: Any = torch.cuda.get_device_properties(device)
+    try:
+        bus = f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
+    except AttributeError:  # not every version of torch tells
+        return None
+    return device_node(bus)
 
 
 @dataclass(slots=True)

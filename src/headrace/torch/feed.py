@@ -20,7 +20,7 @@ from headrace.feed import Feed as ArrayFeed
 from headrace.feed.agreement import telling_others
 from headrace.packing import View
 from headrace.position import Position
-from headrace.torch.device import Accelerator, Copy, DeviceCopies
+from headrace.torch.device import Accelerator, Copy, DeviceCopies, numa_node_of
 from headrace.torch.group import Group, StoreRendezvous, members_of
 
 DEFAULTS = FeedConfig()
@@ -98,6 +98,7 @@ class Feed(ArrayFeed[torch.Tensor]):
             seed=seed,
             config=config,
             view=view,
+            device_node=numa_node_of(self.device),
             wrap=as_tensor,
             hand_out=self._start_copy
             if self._device_copies
