@@ -11,7 +11,7 @@ from headrace.feed import Feed, FeedConfig, SourceContext
 
 from .sources import numbers
 
-pytestmark = pytest.mark.usefixtures("watchdog", "nothing_left")
+pytestmark = pytest.mark.usefixtures("watchdog")
 
 
 def test_the_feeder_runs_where_it_was_told_to_and_stats_say_so() -> None:
