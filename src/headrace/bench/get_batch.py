@@ -29,11 +29,12 @@ from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any
 
+from headrace.bench import iceoryx2_ring, megatron_dataset
 from headrace.bench.corpus import Corpus, choose_corpus
 from headrace.bench.get_batch_case import CONTENDERS, Block, Case, CaseResult, Delivery
 from headrace.bench.get_batch_launch import launch
 from headrace.bench.get_batch_summary import summarise
-from headrace.bench.iceoryx2_ring import Place, missing_reason
+from headrace.bench.iceoryx2_ring import Place
 from headrace.errors import ConfigError
 from headrace.measure.environment import capture_environment
 from headrace.measure.statistics import median, p99
@@ -90,9 +91,10 @@ def run(
     checked = 0
     skipped: dict[str, str] = {}
     contenders = tuple(name for name in CONTENDERS if name in plan.contenders)
-    if "iceoryx2" in contenders and (reason := missing_reason()) is not None:
-        skipped["iceoryx2"] = reason
-        contenders = tuple(name for name in contenders if name != "iceoryx2")
+    for name, module in (("iceoryx2", iceoryx2_ring), ("megatron", megatron_dataset)):
+        if name in contenders and (reason := module.missing_reason()) is not None:
+            skipped[name] = reason
+    contenders = tuple(name for name in contenders if name not in skipped)
     with choose_corpus(corpus_prefix) as corpus:
         for case in cases(plan, corpus, contenders):
             report(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-CONTENDERS = ("broadcast", "replicated", "headrace", "iceoryx2")
+CONTENDERS = ("broadcast", "megatron", "replicated", "headrace", "iceoryx2")
 """In the order in which a rank makes them: iceoryx2's ports come after everything that forks."""
 
 

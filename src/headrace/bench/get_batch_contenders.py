@@ -2,6 +2,7 @@
 
 headrace     headrace.torch.Feed: a feeder process, a ring of `num_slots`
 broadcast    the first rank's DataLoader, then one broadcast per field (headrace.torch.contenders)
+megatron     the same over megatron-core's own GPTDataset (megatron_dataset.py)
 replicated   every rank its own DataLoader (the same)
 iceoryx2     a producer process packs into loaned samples; views by address (iceoryx2_ring.py). Lean: no validity check,
              no state to checkpoint, no growth, no error in band; it is given every shortcut its interface has.
@@ -23,6 +24,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 
 from headrace.bench.iceoryx2_ring import Place, Services, Subscriber, counts_at, fields_of, lay_out, memory_at
+from headrace.bench.megatron_dataset import MegatronFeed
 from headrace.feed.packed_tokens import PackedTokens
 from headrace.torch import Feed
 from headrace.torch.contenders import BroadcastFeed, ReplicatedFeed
@@ -131,6 +133,8 @@ def maker(
             return OverMapping(Feed(source, group=group, num_slots=num_slots), host_ints=True)
         if name == "broadcast":
             return OverMapping(BroadcastFeed(source, group=group, num_workers=NUM_WORKERS), host_ints=False)
+        if name == "megatron":
+            return OverMapping(MegatronFeed(source, group=group, num_workers=NUM_WORKERS), host_ints=False)
         if name == "replicated":
             return OverMapping(ReplicatedFeed(source, num_workers=NUM_WORKERS), host_ints=False)
         assert place is not None, "iceoryx2 needs a place for its files"
