@@ -135,9 +135,36 @@ def test_pack_and_order(document, corpus, monkeypatch):
     assert {row["text"] for row in found["rows"]} == {"corpus", "synthetic"}
     assert "memcpy" in shown
     assert "without megatron" in shown
-    found, shown = document("order", "--seq", "64", "--rounds", "2", "--documents", "500")
-    assert {row["what"] for row in found["rows"]} == {"sample_index", "whole"}
+    found, shown = document(
+        "order", "--seq", "64", "--rounds", "2", "--documents", "500", "--elastic-documents", "2000"
+    )
+    assert {row["what"] for row in found["rows"]} == {"sample_index", "whole", "first batch at 2e+04 of 2e+05"}
+    assert found["summary"]["elastic_allocated_bytes"] < 200_000
+    assert f"elastic_allocated_bytes: {found['summary']['elastic_allocated_bytes']}" in shown
     assert "without megatron" in shown
+
+
+def test_balance(document, corpus):
+    found, shown = document(
+        "balance", "--seq", "64,256", "--data-size", "4", "--micro-batches", "4", "--hidden-size", "8", "--steps", "3",
+        "--corpus", corpus,
+    )  # fmt: skip
+    assert [(row["text"], row["seq_length"], row["dealing"]) for row in found["rows"]] == [
+        (text, seq_length, dealing)
+        for text in ("given", "long-tailed")
+        for seq_length in (64, 256)
+        for dealing in ("stored", "balanced")
+    ]
+    for stored, balanced in zip(found["rows"][0::2], found["rows"][1::2], strict=True):
+        assert stored["bounds"] == balanced["bounds"], "the same samples"
+        for before, after, bound in zip(stored["spreads"], balanced["spreads"], stored["bounds"], strict=True):
+            assert before >= after >= bound >= 1
+        assert balanced["worst_spread"] == max(balanced["spreads"])
+    assert found["summary"]["num_steps"] == 12
+    (figure,) = found["summary"]["figures"]
+    assert figure["reached"]
+    assert figure["target"] == 1.05
+    assert "of 12 balanced steps" in shown
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import tracemalloc
 from collections import Counter
 from fractions import Fraction
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace import PackedTokens
+from headrace.bench.elastic_start import first_batches
 from headrace.errors import ConfigError, FormatError
 from headrace.feed import Feed
 from headrace.order import ElasticBlend, ElasticOrder, OrderRules, Shard
@@ -195,6 +197,13 @@ def test_a_store_opened_without_walking_its_index_reads_the_same(corpus):
         assert (lazy.num_tokens, lazy.fingerprint()) == (walked.num_tokens, walked.fingerprint())
         for sequence in range(5):
             assert lazy.read(sequence).tolist() == walked.read(sequence).tolist()
+
+
+def test_a_run_is_continued_without_touching_an_index_of_megabytes():
+    """Ten million entries are the bench's; two hundred thousand would show just as well: 0.8 MB of lengths alone."""
+    started = first_batches(num_documents=200_000, num_rounds=1, seed=1, clock=time.perf_counter_ns)
+    assert started["allocated_bytes"] < 100_000
+    assert started["rows"][0]["num_samples"] == 20_000_000
 
 
 @pytest.mark.parametrize("wrong", [-2, 3, 10_000])

@@ -123,6 +123,9 @@ def order(
     seq: Annotated[str, typer.Option(help="Tokens per sample, comma-separated.")] = "512,2048,4096,32768",
     documents: Annotated[int, typer.Option(help="Documents of the synthetic corpus.")] = 1_000_000,
     rounds: Annotated[int, typer.Option(help="Measured rounds.")] = 20,
+    elastic_documents: Annotated[
+        int, typer.Option(help="Documents of the index over which an elastic run is continued; 0: leave it out.")
+    ] = 10_000_000,
     json: Json = None,
 ) -> None:
     """How long it takes to know which tokens make which sample, beside megatron-core's C++ helper."""
@@ -130,7 +133,12 @@ def order(
     from headrace.bench.order import run
     from headrace.cli.bench_tables import print_rounds
 
-    record = run(num_documents=documents, sequence_lengths=numbers(seq, int, "--seq"), num_rounds=rounds)
+    record = run(
+        num_documents=documents,
+        sequence_lengths=numbers(seq, int, "--seq"),
+        num_rounds=rounds,
+        num_elastic_documents=elastic_documents,
+    )
     print_rounds(record, Console(), columns=("what", "sequence_length", "documents_per_sample", "contender"))
     write_document(json, record)
 
@@ -164,4 +172,27 @@ def measure(
 
     record = run(num_rounds=rounds)
     print_rounds(record, Console(), columns=("what", "contender"))
+    write_document(json, record)
+
+
+@app.command()
+def balance(
+    seq: Annotated[str, typer.Option(help="Tokens per row, comma-separated.")] = "8192,32768",
+    data_size: Annotated[int, typer.Option(help="Data ranks.")] = 8,
+    micro_batches: Annotated[int, typer.Option(help="Micro batches per rank and step.")] = 8,
+    micro_batch_size: Annotated[int, typer.Option(help="Rows per micro batch.")] = 1,
+    hidden_size: Annotated[int, typer.Option(help="Of the model: how much attention costs beside the rest.")] = 4096,
+    steps: Annotated[int, typer.Option(help="Steps of each text and length.")] = 24,
+    corpus: Prefix = None,
+    json: Json = None,
+) -> None:
+    """How long steps take by their documents' lengths, dealt out as stored and by cost, and what nothing can beat."""
+    check_writable(json)
+    from headrace.bench.balance import run
+    from headrace.cli.bench_tables import print_balance
+    from headrace.order import StepShape
+
+    shape = StepShape(data_size=data_size, micro_batches=micro_batches, micro_batch_size=micro_batch_size)
+    record = run(corpus, seq_lengths=numbers(seq, int, "--seq"), shape=shape, hidden_size=hidden_size, num_steps=steps)
+    print_balance(record, Console())
     write_document(json, record)

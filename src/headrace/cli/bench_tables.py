@@ -123,6 +123,24 @@ def print_placement(record: Record, console: Console) -> None:
     print_skipped(record, console)
 
 
+def print_balance(record: Record, console: Console) -> None:
+    """One line per text, row length and dealing, in multiples of a perfectly balanced step; then the figure."""
+    table = Table(title="step time by document lengths, in perfect steps")
+    for name in ("text", "tokens", "dealing", "median", "worst", "bound", "in turns"):
+        table.add_column(name, justify="left" if name in ("text", "dealing") else "right", no_wrap=True)
+    for row in record["rows"]:
+        values = ("median_spread", "worst_spread", "worst_bound", "median_in_turns")
+        table.add_row(row["text"], str(row["seq_length"]), row["dealing"], *(f"{row[name]:.3f}" for name in values))
+    console.print(table)
+    summary = record["summary"]
+    console.print(
+        f"{summary['num_steps_prevented']} of {summary['num_steps']} balanced steps hold single samples too expensive "
+        f"for the figure; over the bound they leave: {summary['worst_over_bound']:.4f} at most",
+        highlight=False,
+    )
+    print_figures(record, console)
+
+
 def print_figures(record: Record, console: Console) -> None:
     """What was to be reached, and whether it is. Who was not there."""
     table = Table(title="figures to reach")
