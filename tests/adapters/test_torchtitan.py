@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from headrace import PackedTokens
-from tests.adapters.launching import Ended, make_corpus, run_ranks
+from tests.adapters.launching import make_corpus
+from tests.sources.job import run_job
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "tests" / "sources"
@@ -31,14 +32,10 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def found(corpus: Path) -> list[dict[str, Any]]:
-    outputs = [corpus.parent / f"{rank}.json" for rank in range(2)]
-    arguments = [str(corpus), str(corpus.parent / "checkpoint"), str(corpus.parent / "{rank}.json")]
-    arguments[2:] = [f"only:{rank}:{output}" for rank, output in enumerate(outputs)]
-    ended: list[Ended] = run_ranks(
-        SOURCES / "titan_rank.py", arguments, folder=corpus.parent, adapter=False, PYTHONPATH=path_of_ranks()
-    )
+    arguments = [str(corpus), str(corpus.parent / "checkpoint"), str(corpus.parent)]
+    ended = run_job(SOURCES / "titan_rank.py", arguments, folder=corpus.parent, path=path_of_ranks())
     assert [one.status for one in ended] == [0, 0], ended[0].errors + ended[1].errors
-    return [json.loads(output.read_text()) for output in outputs]
+    return [json.loads((corpus.parent / f"{rank}.json").read_text()) for rank in range(2)]
 
 
 def expected(corpus: Path, **shard: int) -> list[dict[str, Any]]:

@@ -1,6 +1,6 @@
 """One rank that treats the adapter as torchtitan's Trainer does: build, load, take a step's batches, save, go on.
 
-titan_rank.py CORPUS FOLDER OUTPUT
+titan_rank.py CORPUS CHECKPOINT OUTPUT_FOLDER
 """
 
 import json
@@ -25,7 +25,7 @@ def plain(pairs):
     return [{name: value.tolist() for name, value in {**inputs, "labels": labels}.items()} for inputs, labels in pairs]
 
 
-def main(corpus, folder, output):
+def main(corpus, folder, output_folder):
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo", init_method=f"file://{os.environ['MEETING']}", rank=rank, world_size=size)
     found = {}
@@ -50,7 +50,7 @@ def main(corpus, folder, output):
     found["sharded"] = plain(sharded)
     sharded.close()
 
-    with open(output, "w") as file:
+    with open(os.path.join(output_folder, f"{rank}.json"), "w") as file:
         json.dump(found, file)
     dist.destroy_process_group()
 
