@@ -98,18 +98,20 @@ def test_equals_meet_equals_in_a_turn():
 
 
 @pytest.mark.parametrize(
-    ("lengths", "multiple", "segments"),
+    ("lengths", "extra", "multiple", "segments"),
     [
-        ([3, 6], 1, [3, 5]),  # nine tokens with the extra one
-        ([3, 5, 1], 1, [3, 5]),  # the last document gave the extra token only
-        ([3, 2], 1, [3, 5]),  # padding goes to the last document
-        ([3, 2], 4, [4, 4]),
-        ([], 1, [8]),
+        ([3, 6], 1, 1, [3, 5]),  # nine tokens with the extra one
+        ([3, 5, 1], 1, 1, [3, 5]),  # the last document gave the extra token only
+        ([3, 1, 1], 1, 1, [3, 5]),  # the same where the row is not full
+        ([3, 2], 1, 1, [3, 5]),  # padding goes to the last document
+        ([3, 2], 0, 4, [4, 4]),
+        ([3, 5], 0, 1, [3, 5]),
+        ([], 0, 1, [8]),
     ],
 )
-def test_segments_are_those_of_the_row(lengths, multiple, segments):
+def test_segments_are_those_of_the_row(lengths, extra, multiple, segments):
     parts = [Part(document, 0, length) for document, length in enumerate(lengths)]
-    assert laid_out_lengths(parts, sequence_length=8, pad_documents_to=multiple) == segments
+    assert laid_out_lengths(parts, sequence_length=8, extra=extra, pad_documents_to=multiple) == segments
 
 
 def test_a_cost_is_tokens_and_squares():

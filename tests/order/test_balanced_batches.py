@@ -59,6 +59,17 @@ def sampled_at(source, step, turn, rank, rows):
     return sum(batches._cost(number) for number in range(start, start + rows))
 
 
+@pytest.mark.parametrize("extra", [True, False])
+@pytest.mark.parametrize("multiple", [1, 4])
+def test_the_cost_of_whole_documents_is_what_their_boundaries_say(corpus, extra, multiple):
+    whole = {"documents": "whole", "pad": 0, "pad_documents_to": multiple, "add_extra_token": extra}
+    batches = PackedTokens(corpus, **STEP, **whole).open_batches()
+    for turn in range(len(batches)):
+        (sample,) = batches.samples(turn)
+        assert batches._cost(sample) == cost_of(np.diff(batches[turn]["cu_seqlens"]).tolist(), 0.1)
+    assert len(batches) > 20
+
+
 def test_a_feed_continues_inside_a_step_with_the_same_dealing_only(corpus):
     source = PackedTokens(corpus, **STEP)
     with Feed(source, data_rank=1, data_size=2) as feed:

@@ -115,7 +115,10 @@ def _costs(
     order = EpochOrder(lengths, rules, num_epochs=-(-num_steps * shape.num_samples // per_epoch))
     return [
         [
-            cost_of(laid_out_lengths(order.parts(sample), sequence_length=seq_length), 1 / (12 * hidden_size))
+            cost_of(
+                laid_out_lengths(order.parts(sample), sequence_length=seq_length, extra=rules.extra),
+                1 / (12 * hidden_size),
+            )
             for sample in range(step * shape.num_samples, (step + 1) * shape.num_samples)
         ]
         for step in range(num_steps)

@@ -114,6 +114,7 @@ class PackedBatches:
         segments = laid_out_lengths(
             self._order.parts(sample),
             sequence_length=self.source.seq_length,
+            extra=int(self.source.add_extra_token),
             pad_documents_to=self.source.pad_documents_to,
         )
         return cost_of(segments, self.source.attention_cost)

@@ -12,6 +12,7 @@ Using Megatron-LM", SC 2021, appendix: 24 B s h^2 + 4 B s^2 h per layer, half of
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -26,22 +27,21 @@ DEFAULT_ATTENTION_COST = 1 / (12 * 4096)
 _TOKEN = 2**40
 
 
-def laid_out_lengths(parts: Sequence[Part], *, sequence_length: int, pad_documents_to: int = 1) -> list[int]:
+def laid_out_lengths(
+    parts: Sequence[Part], *, sequence_length: int, extra: int, pad_documents_to: int = 1
+) -> list[int]:
     """Segments of a row as attention sees them: they add up to `sequence_length`.
 
-    The extra token is no input and taken from the last part; each document takes a multiple of `pad_documents_to`;
-    padding at the row's end belongs to the last document (the rule of `cu_seqlens`).
+    The rule of `cu_seqlens` (headrace.packing.document_ends): each document takes a multiple of `pad_documents_to`, the
+    `extra` token (0 or 1) is taken from the last one, which vanishes if it was nothing else, and padding at the row's
+    end goes to the last document.
     """
-    segments, filled = [], 0
+    ends, filled = [], 0
     for part in parts:
-        taken = min(-(-part.length // pad_documents_to) * pad_documents_to, sequence_length - filled)
-        if taken > 0:
-            segments.append(taken)
-            filled += taken
-    if not segments:
-        return [sequence_length]
-    segments[-1] += sequence_length - filled
-    return segments
+        filled = min(filled - (-part.length // pad_documents_to) * pad_documents_to, sequence_length + extra)
+        ends.append(filled)
+    inner = [end for end in ends if end < filled - extra]
+    return [later - earlier for earlier, later in pairwise([0, *inner, sequence_length])]
 
 
 def cost_of(segments: Sequence[int], attention_cost: float) -> int:
