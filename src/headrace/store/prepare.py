@@ -36,8 +36,10 @@ from headrace.store.writer import StoreWriter
 
 PLAN_VERSION = 1
 
-# Half a minute of one core's tokenising: little is lost with a kill, and the joins are few.
-PART_BYTES = 64 << 20
+# Enough parts for many cores to end together, of at least a second's work and at most half a minute's, which a kill
+# may cost. From the inputs alone: a run may go on with another number of processes.
+_NUM_PARTS = 256
+_LEAST_PART_BYTES, _MOST_PART_BYTES = 1 << 20, 64 << 20
 # What the report shows of what was not taken; all of it is counted.
 MAX_BAD_SHOWN = 1000
 
@@ -91,18 +93,20 @@ def prepare(
     append_eod: bool = False,
     eod: str | None = None,
     num_processes: int | None = None,
-    part_bytes: int = PART_BYTES,
+    part_bytes: int | None = None,
     progress: Progress | None = None,
 ) -> Prepared:
     """Tokenise files and folders (see records.py) into PREFIX.bin / PREFIX.idx. Blocks; minutes per gigabyte and core.
 
     `tokenizer` is a tokenizer.json, a folder with one, or a name on the hub; its special tokens are not added, and text
     that spells one is text. `eod` names the token `append_eod` appends. `num_processes` defaults to the cores this
-    process may use; with 1, all is done in this process. Raises ConfigError for what cannot be read or written, a
+    process may use; with 1, all is done in this process. `part_bytes` of input, by default 1 to 64 MiB, are what is
+    done by one process and lost at most if it is killed. Raises ConfigError for what cannot be read or written, a
     document whose tokens the dtype cannot hold, or inputs without a token, FormatError for damaged files.
     """
     target = Path(prefix_of(prefix))
     files = find_inputs(inputs)
+    part_bytes = part_bytes or _part_bytes(sum(file.stat().st_size for file in files))
     content = find_tokenizer(tokenizer)
     backend = parse_tokenizer(content, where=tokenizer)
     eod_id = end_of_document(backend, where=tokenizer, wanted=eod) if append_eod else None
@@ -145,6 +149,10 @@ def plan_parts(pieces: Iterator[Piece], part_bytes: int) -> list[Part]:
     if gathered:
         parts.append(Part(number=len(parts), pieces=tuple(gathered)))
     return parts
+
+
+def _part_bytes(num_bytes: int) -> int:
+    return max(_LEAST_PART_BYTES, min(num_bytes // _NUM_PARTS, _MOST_PART_BYTES))
 
 
 def read_record(folder: Path, part: Part) -> PartRecord:
