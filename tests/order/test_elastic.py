@@ -202,7 +202,7 @@ def test_a_store_opened_without_walking_its_index_reads_the_same(corpus):
 def test_a_run_is_continued_without_touching_an_index_of_megabytes():
     """Ten million entries are the bench's; two hundred thousand would show just as well: 0.8 MB of lengths alone."""
     started = first_batches(num_documents=200_000, num_rounds=1, seed=1, clock=time.perf_counter_ns)
-    assert started["allocated_bytes"] < 100_000
+    assert started["summary"]["elastic_allocated_bytes"] < 100_000
     assert started["rows"][0]["num_samples"] == 20_000_000
 
 

@@ -91,20 +91,14 @@ def run(
                 }
                 for name, values_us in values.items()
             ]
-    summary = _summarise(rows)
-    summary |= {"elastic_first_batch_ms": None, "elastic_allocated_bytes": None}
-    if num_elastic_documents:
-        started = first_batches(num_documents=num_elastic_documents, num_rounds=num_rounds, seed=seed, clock=clock)
-        rows += started["rows"]
-        summary["elastic_first_batch_ms"] = started["rows"][0]["median_us"] / 1e3
-        summary["elastic_allocated_bytes"] = started["allocated_bytes"]
+    resumed = first_batches(num_documents=num_elastic_documents, num_rounds=num_rounds, seed=seed, clock=clock)
     return {
         "version": RECORD_VERSION,
         "isolates": ISOLATES,
         "environment": asdict(capture_environment()),
-        "rows": rows,
+        "rows": rows + resumed["rows"],
         "skipped": skipped,
-        "summary": summary,
+        "summary": _summarise(rows) | resumed["summary"],
     }
 
 

@@ -1,21 +1,21 @@
 """Which tokens make sample i. Integers only: nothing here reads a token, and nothing here knows a store.
 
-sample.py        what a sample is made of, and what an order must answer
-split.py         the part of a corpus a split takes
-sample_index.py  documents in order -> where each sample starts
-plan.py          the rules, and how many epochs and samples follow
-megatron.py      MegatronOrder: GPTDataset's order for a seed
-index_cache.py   index arrays on disk, shared with Megatron
-draw.py          which corpus of a blend comes next
-blend.py         BlendedOrder: samples drawn from several corpora by weight
-best_fit.py      BestFitOrder: whole documents in rows, none split unless longer than a row
-epochs.py        EpochOrder: a finite order again and again, shuffled anew
-permutation.py   a shuffle that needs no memory
-elastic.py       ElasticOrder: samples in a computed order, O(1) memory and start
-elastic_blend.py ElasticBlend: corpora by weight, O(1) per sample
-shard.py         which samples a data rank takes, from any point on, for any number of ranks
-balance_cost.py  what a row costs, from the lengths of its documents
-balance.py       dealing out the samples of a step by cost, and the bound nobody can beat
+sample.py         what a sample is made of, and what an order must answer
+split.py          the part of a corpus a split takes
+sample_index.py   documents in order -> where each sample starts
+plan.py           the rules, and how many epochs and samples follow
+megatron.py       MegatronOrder: GPTDataset's order for a seed
+index_cache.py    index arrays on disk, shared with Megatron
+draw.py           which corpus of a blend comes next
+blend.py          BlendedOrder: samples drawn from several corpora by weight
+best_fit.py       BestFitOrder: whole documents in rows, none split unless longer than a row
+epochs.py         EpochOrder: a finite order again and again, shuffled anew
+permutation.py    a shuffle that needs no memory
+elastic.py        ElasticOrder: samples in a computed order, O(1) memory and start
+elastic_blend.py  ElasticBlend: corpora by weight, O(1) per sample
+shard.py          which samples a data rank takes, from any point on, for any number of ranks
+balance_cost.py   what a row costs, from the lengths of its documents
+balance.py        dealing out the samples of a step by cost, and the bound nobody can beat
 balanced_shard.py BalancedShard: a data rank's share of balanced steps
 """
 
