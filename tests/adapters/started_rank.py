@@ -21,6 +21,7 @@ def get_batch_on_this_tp_rank(data_iterator, mtp_on_this_rank=False):
 
 
 utils.get_batch_on_this_tp_rank = get_batch_on_this_tp_rank
+ORIGINAL = [get_batch_on_this_tp_rank]  # every module's name for it is replaced, this one's too
 
 if __name__ == "__main__":
     install()
@@ -35,4 +36,5 @@ if __name__ == "__main__":
         world_size=int(os.environ["WORLD_SIZE"]),
         timeout=timedelta(seconds=90),
     )
-    print("started", "replaced" if get_batch_on_this_tp_rank is not utils.get_batch_on_this_tp_rank else "as it was")
+    is_original = [name is ORIGINAL[0] for name in (get_batch_on_this_tp_rank, utils.get_batch_on_this_tp_rank)]
+    print("started", is_original)

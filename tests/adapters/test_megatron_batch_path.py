@@ -51,11 +51,8 @@ def test_every_rank_is_told_what_is_wrong(told, case):
         assert all(words in rank[case] for words in TOLD[case]), rank[case]
 
 
-def test_a_rank_that_suddenly_has_an_iterator_is_named_by_both(told):
-    case = "an iterator elsewhere later"
-    assert "rank 1 was given a data iterator too" in told[1][case]
-    # Rank 1 refuses before it asks; to rank 0 it has left.
-    assert told[0][case].startswith("PeerGone: rank 1"), told[0][case]
+def test_a_rank_that_later_has_an_iterator_is_refused_itself(told):
+    assert "rank 1 was given a data iterator too" in told[1]["an iterator elsewhere later"]
 
 
 SHARE = ["--tensor-model-parallel-size=2", "--reset-attention-mask"]
@@ -82,4 +79,4 @@ def test_ranks_started_differently_are_all_told(tmp_path, extra, words):
 @pytest.mark.parametrize("extra", [[], ["--enable-share-memory"]])
 def test_the_batch_path_is_replaced_with_the_flag_and_only_then(tmp_path, extra):
     ranks = run_ranks(HERE / "started_rank.py", [*SHARE, *extra], folder=tmp_path, num_ranks=1)
-    assert ranks[0].output.split() == ["started", "replaced"] if extra else ["started", "as", "it", "was"]
+    assert ranks[0].output == f"started {[not extra] * 2}\n", ranks[0].errors
