@@ -78,8 +78,12 @@ def first_batches(*, num_documents: int, num_rounds: int, seed: int, clock: Call
         }
         for name, values_us in values.items()
     ]
-    summary = {"elastic_first_batch_ms": median(values["headrace"]) / 1e3, "elastic_allocated_bytes": allocated_bytes}
-    return {"rows": rows, "summary": summary}
+    first_batch_us = median(values["headrace"])
+    assert first_batch_us is not None, "num_rounds is at least 1"
+    return {
+        "rows": rows,
+        "summary": {"elastic_first_batch_ms": first_batch_us / 1e3, "elastic_allocated_bytes": allocated_bytes},
+    }
 
 
 def write_hole(prefix: str, *, num_documents: int, seed: int) -> None:
