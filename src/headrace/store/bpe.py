@@ -1,6 +1,6 @@
 """The byte-level BPE tokenizer of a corpus: trained here, kept as tokenizer.json beside the store.
 
-The only file that imports `tokenizers`, an extra. Byte-level: any text can be encoded, no id means "unknown".
+Imports `tokenizers`, an extra, when it is needed. Byte-level: any text can be encoded, no id means "unknown".
 """
 
 from __future__ import annotations

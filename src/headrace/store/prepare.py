@@ -18,7 +18,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -122,15 +122,8 @@ def prepare(
     parts = plan_parts((piece for file in files for piece in pieces_of(file, piece_bytes=part_bytes)), part_bytes)
     with _workshop(target) as folder:
         kept = _kept(folder, plan, parts)
-        todo = [part for part in parts if part.number not in kept]
-        done = sum(part.num_bytes for part in parts if part.number in kept)
-        report = progress or _silent
-        total = sum(part.num_bytes for part in parts)
-        report(done, total)
-        writer = PartWriter(folder=str(folder), tokenizer=facts)
-        for part in write_parts(writer, todo, num_processes=num_processes or len(os.sched_getaffinity(0))):
-            done += part.num_bytes
-            report(done, total)
+        num_processes = num_processes or len(os.sched_getaffinity(0))
+        _write_missing(folder, facts, parts, kept, num_processes=num_processes, progress=progress or _silent)
         records = [read_record(folder, part) for part in parts]
         _join(folder, target, parts, records, facts)
         shutil.rmtree(folder)
@@ -141,11 +134,13 @@ def plan_parts(pieces: Iterator[Piece], part_bytes: int) -> list[Part]:
     """Consecutive pieces together until they have `part_bytes`: a part is worth starting a task for."""
     parts: list[Part] = []
     gathered: list[Piece] = []
+    num_bytes = 0
     for piece in pieces:
         gathered.append(piece)
-        if sum(one.num_bytes for one in gathered) >= part_bytes or len(gathered) == 4096:
+        num_bytes += piece.num_bytes
+        if num_bytes >= part_bytes:
             parts.append(Part(number=len(parts), pieces=tuple(gathered)))
-            gathered = []
+            gathered, num_bytes = [], 0
     if gathered:
         parts.append(Part(number=len(parts), pieces=tuple(gathered)))
     return parts
@@ -193,6 +188,28 @@ def _kept(folder: Path, plan: Plan, parts: Sequence[Part]) -> set[int]:
             path.unlink()
     file.write_bytes(content)
     return kept
+
+
+def _write_missing(
+    folder: Path,
+    facts: TokenizerFacts,
+    parts: Sequence[Part],
+    kept: set[int],
+    *,
+    num_processes: int,
+    progress: Progress,
+) -> None:
+    total = sum(part.num_bytes for part in parts)
+    done = sum(part.num_bytes for part in parts if part.number in kept)
+    missing = [part for part in parts if part.number not in kept]
+    progress(done, total)
+    # Closed at once, not when somebody collects it: whoever is interrupted must not leave processes at work.
+    with closing(
+        write_parts(PartWriter(folder=str(folder), tokenizer=facts), missing, num_processes=num_processes)
+    ) as written:
+        for part in written:
+            done += part.num_bytes
+            progress(done, total)
 
 
 def _is_finished(folder: Path, part: Part) -> bool:

@@ -9,7 +9,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
@@ -21,7 +21,7 @@ from headrace.store.bpe import Tokenizer
 from headrace.store.prepare_part import Part, PartWriter
 
 
-def write_parts(writer: PartWriter, parts: Sequence[Part], *, num_processes: int) -> Iterator[Part]:
+def write_parts(writer: PartWriter, parts: Sequence[Part], *, num_processes: int) -> Generator[Part, None, None]:
     """Write the parts, and name each when it is finished. Blocks; closing the iterator early stops the others.
 
     Raises what writing a part raises, and ConfigError if a process is killed.
