@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import FormatError
-from headrace.traces import byte_source, json_events
+from headrace.traces import byte_source, byte_window
 from headrace.traces.json_events import EventFile
 
 
@@ -139,7 +139,7 @@ def test_a_gzip_bomb_ends_with_a_sentence(tmp_path, monkeypatch):
 
 
 def test_an_event_without_end_is_not_held_for_ever(tmp_path, monkeypatch):
-    monkeypatch.setattr(json_events, "MAX_HELD_BYTES", 1 << 20)
+    monkeypatch.setattr(byte_window, "MAX_HELD_BYTES", 1 << 20)
     path = tmp_path / "trace.json"
     path.write_bytes(b'{"traceEvents": [{"ph": "X", "name": "' + b"a" * (5 << 20))
     with pytest.raises(FormatError, match="border of two events"):

@@ -9,6 +9,8 @@ Times come from a seeded generator, so a file is the same wherever it is written
 from __future__ import annotations
 
 import random
+import shutil
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,8 +34,8 @@ _STREAM, _COMMUNICATION_STREAM = 7, 20
 class TraceShape:
     """What a generated trace holds. The default is the size of the published figures: 216 k events, 54 MB."""
 
-    num_steps: int = 12
-    launches_per_step: int = 1615
+    num_steps: int = 16
+    launches_per_step: int = 1225
     """Kernels per step; every 40th is a copy."""
     collective_every: int = 150
     """So many launches, then an all-reduce on a second stream."""
@@ -46,12 +48,16 @@ class TraceShape:
 
 
 def write_gpu_trace(path: Path, *, rank: int = 0, world_size: int = 8, shape: TraceShape | None = None) -> int:
-    """Write one rank's trace; returns the number of its events."""
+    """Write one rank's trace; returns the number of its events. Device events wait in a temporary file, since kineto
+    writes them after all operators."""
     count = 0
-    with path.open("w") as file:
+    with path.open("w") as file, tempfile.TemporaryFile("w+") as device_part:
         file.write(_head(rank, world_size))
-        for count, event in enumerate(_events(rank, world_size, shape or TraceShape()), start=1):
-            file.write(("  {\n    " if count == 1 else ",\n  {\n    ") + event + "\n  }")
+        for count, (on_device, event) in enumerate(_events(rank, world_size, shape or TraceShape()), start=1):
+            target = device_part if on_device else file
+            target.write(("  {\n    " if count == 1 else ",\n  {\n    ") + event + "\n  }")
+        device_part.seek(0)
+        shutil.copyfileobj(device_part, file)
         file.write(f'\n  ],\n  "traceName": "{path.name}",\n  "displayTimeUnit": "ms",\n')
         file.write(f'  "baseTimeNanoseconds": {BASE_TIME_NS}\n}}\n')
     return count
@@ -69,36 +75,34 @@ def _head(rank: int, world_size: int) -> str:
     )
 
 
-def _events(rank: int, world_size: int, shape: TraceShape) -> Iterator[str]:
+def _events(rank: int, world_size: int, shape: TraceShape) -> Iterator[tuple[bool, str]]:
+    """(belongs to the part behind the operators, event)"""
     rng = random.Random(f"headrace trace {rank}")
     pid = 4000 + rank
     host_us, device_us, ident = 1_000_000.0, 1_000_050.0, 1
-    device_part: list[str] = []
     for step in range(shape.num_steps):
         step_start_us = host_us
         for launch in range(1, shape.launches_per_step + 1):
-            yield from _operators(rng, pid, host_us, ident)
+            yield from ((False, event) for event in _operators(rng, pid, host_us, ident))
             host_us += rng.uniform(18, 26)
-            device_part += _launch(rng, pid, host_us, ident)
+            yield from ((True, event) for event in _launch(rng, pid, host_us, ident))
             start_us, busy_us = max(device_us, host_us + 4), rng.uniform(8, 30)
-            device_part.append(
-                _copy(start_us, busy_us, ident) if launch % 40 == 0 else _kernel(rng, start_us, busy_us, ident)
-            )
+            task = _copy(start_us, busy_us, ident) if launch % 40 == 0 else _kernel(rng, start_us, busy_us, ident)
+            yield True, task
             device_us = start_us + busy_us
             ident += 1
             if launch % shape.collective_every == 0:
                 device_us += shape.late_us
-                device_part += _launch(rng, pid, host_us + 2, ident)
+                yield from ((True, event) for event in _launch(rng, pid, host_us + 2, ident))
                 spent_us = shape.transfer_us + shape.waits_us + rng.uniform(0, 2)
                 sequence = step * 1000 + launch // shape.collective_every if shape.has_sequence_numbers else None
-                device_part.append(_all_reduce(world_size, device_us, spent_us, ident, sequence))
+                yield True, _all_reduce(world_size, device_us, spent_us, ident, sequence)
                 device_us += spent_us
                 ident += 1
         host_us = max(host_us, device_us - 40)
-        yield _range(f"ProfilerStep#{step + 10}", pid, step_start_us - 1, host_us - step_start_us, ident)
+        yield False, _range(f"ProfilerStep#{step + 10}", pid, step_start_us - 1, host_us - step_start_us, ident)
         host_us += 2
-    yield from device_part
-    yield from _metadata(pid, host_us)
+    yield from ((True, event) for event in _metadata(pid, host_us))
 
 
 def _operators(rng: random.Random, pid: int, at_us: float, ident: int) -> Iterator[str]:
@@ -108,7 +112,7 @@ def _operators(rng: random.Random, pid: int, at_us: float, ident: int) -> Iterat
             f'"ph": "X", "cat": "cpu_op", "name": "{rng.choice(_OPS)}", "pid": {pid}, "tid": {pid},\n'
             f'    "ts": {at_us + depth:.3f}, "dur": {16 - 2 * depth + rng.random():.3f},\n    "args": {{\n'
             f'      "External id": {number},"Record function id": 0, "Sequence number": {ident}, "Fwd thread id": 0, '
-            f'"Input type": ["c10::BFloat16", ""], "Input Dims": [[1, 4096, 1024], []], "Ev Idx": {number}\n    }}'
+            f'"Input Dims": [[1, 4096, 1024], []], "Ev Idx": {number}\n    }}'
         )
     if rng.random() < 0.3:
         yield _arrow("s", "fwdbwd", pid, at_us, ident)

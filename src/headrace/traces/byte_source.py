@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,12 +27,14 @@ class ByteSource:
 
     def __init__(self, path: Path, file: FileIO, *, is_packed: bool) -> None:
         self.path = path
+        self.file = file
         self.is_packed = is_packed
+        self.size = os.fstat(file.fileno()).st_size
+        """Of the file as it lies on disk, bytes."""
         self.num_bytes = 0
         """Bytes handed out so far (after unpacking)."""
         self.damaged = False
         """The gzip stream is cut or corrupt."""
-        self._file = file
         self._unpacker = zlib.decompressobj(_GZIP_WINDOW)
         self._packed = b""
         self._packed_bytes = 0
@@ -40,7 +43,7 @@ class ByteSource:
         """Fill at most the whole of `target`; 0 at the end of the file or where its damage begins. Raises FormatError
         for a bomb."""
         if not self.is_packed:
-            num_bytes = self._file.readinto(target) or 0
+            num_bytes = self.file.readinto(target) or 0
         else:
             data = self._unpack(len(target))
             num_bytes = len(data)
@@ -54,7 +57,7 @@ class ByteSource:
         """Between 1 and `limit` bytes; empty at the end. A file may consist of several gzip streams."""
         while not self.damaged:
             if not self._packed:
-                self._packed = self._file.read(_PACKED_PIECE_BYTES) or b""
+                self._packed = self.file.read(_PACKED_PIECE_BYTES) or b""
                 self._packed_bytes += len(self._packed)
             if self._unpacker.eof:
                 if not self._packed.startswith(_GZIP_MAGIC):

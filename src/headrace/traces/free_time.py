@@ -52,14 +52,16 @@ def launch_delay(tasks: Tasks) -> LaunchDelay | None:
     launched = tasks.launch_ns != NO_LAUNCH
     if not launched.any():
         return None
-    delay_us = (tasks.start_ns[launched] - tasks.launch_ns[launched]) / 1000
-    p50, p90, p99 = np.quantile(delay_us, (0.5, 0.9, 0.99))
+    delay_us = np.sort(tasks.start_ns[launched] - tasks.launch_ns[launched]) / 1000
+    # np.quantile's definition; its first call imports numpy.ma, which takes a quarter of reading a 54 MB trace.
+    place = np.arange(len(delay_us), dtype=np.float64)
+    p50, p90, p99 = np.interp(np.array([0.5, 0.9, 0.99]) * (len(delay_us) - 1), place, delay_us)
     return LaunchDelay(
         num_launches=len(delay_us),
         p50_us=float(p50),
         p90_us=float(p90),
         p99_us=float(p99),
-        max_us=float(delay_us.max()),
+        max_us=float(delay_us[-1]),
     )
 
 

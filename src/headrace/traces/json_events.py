@@ -13,33 +13,27 @@ is refused is taken apart event by event; events that cannot be decoded alone ar
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from headrace.errors import FormatError
-from headrace.traces.byte_source import ByteSource, open_bytes
+from headrace.traces.byte_window import Window, open_window
 
 EventT = TypeVar("EventT")
 
-WINDOW_BYTES = 1 << 20
-"""Bytes decoded at once. It fits the second-level cache: 8 MiB windows cost a third more time, smaller ones no less."""
-
-MAX_HELD_BYTES = 64 << 20
-"""No event, head or tail of a trace is longer; it bounds what a malformed file can make us hold."""
+WINDOW_BYTES = 1 << 18
+"""Bytes decoded at once. They fit the second-level cache: windows of 8 MiB cost a third more time."""
 
 MAX_GLUED = 4
 """Pieces rejoined where something that looks like the border of two events lay inside one."""
 
 _ARRAY_START = re.compile(rb'"traceEvents"\s*:\s*\[|\A\s*\[')
-_BORDER = re.compile(rb"\}\s*,\s*\{")
 _BORDER_BEFORE_KEY = re.compile(rb'(?<=\})\s*,\s*(?=\{\s*"(?:ph|name|cat|pid|tid|ts|dur|id|bp|s|args)"\s*:)')
-_ARRAY_END = re.compile(rb'(?:(?<=\})|\A)\s*\](?=\s*(?:,\s*"|\}|\Z))')
+_ARRAY_END = re.compile(rb'\}\s*\](?=\s*(?:,\s*"|\}|\Z))')  # starts with a letter, or it would be tried at every byte
 _SEPARATORS = b" \t\r\n,"
-
-_OPEN, _CLOSE = ord("["), ord("]")
 
 
 class EventFile(Generic[EventT]):
@@ -63,8 +57,7 @@ class EventFile(Generic[EventT]):
         self._window_bytes = window_bytes
 
     def __iter__(self) -> Iterator[list[EventT]]:
-        with open_bytes(self.path) as source:
-            window = _Window(source, self._window_bytes)
+        with open_window(self.path, self._window_bytes) as window:
             self._read_head(window)
             while window.fill():
                 border = window.last_border()
@@ -87,16 +80,16 @@ class EventFile(Generic[EventT]):
                 else:
                     window.grow()
             yield self._finish(window.text())
-            self.truncated |= source.damaged
+            self.truncated |= window.damaged
 
     def read_head(self) -> dict[str, Any]:
         """What stands before the events; reads only that."""
-        with open_bytes(self.path) as source:
-            self._read_head(_Window(source, min(self._window_bytes, 64 << 10)))
+        with open_window(self.path, min(self._window_bytes, 64 << 10)) as window:
+            self._read_head(window)
         self._set_envelope(b"}")
         return self.envelope
 
-    def _read_head(self, window: _Window) -> None:
+    def _read_head(self, window: Window) -> None:
         """Consume the file up to the array's bracket."""
         while window.fill():
             text = window.text()
@@ -117,8 +110,10 @@ class EventFile(Generic[EventT]):
 
     def _split_at_array_end(self, text: bytes) -> tuple[list[EventT], bytes] | None:
         """(events, tail) if the array closes inside `text`: certain, because what stands before it decodes whole."""
+        if text.lstrip().startswith(b"]"):
+            return [], text.lstrip()[1:]
         for end in _ARRAY_END.finditer(text):
-            events = self._decode(b"[" + text[: end.start()] + b"]")
+            events = self._decode(b"[" + text[: end.start() + 1] + b"]")
             if events is not None:
                 return events, text[end.end() :]
         return None
@@ -131,7 +126,7 @@ class EventFile(Generic[EventT]):
             return events
         for end in _ARRAY_END.finditer(text):  # some event is broken: the array ends where a valid tail follows
             if self._set_envelope(text[end.end() :]):
-                return self._salvage(text[: end.start()], may_continue=False)[0]
+                return self._salvage(text[: end.start() + 1], may_continue=False)[0]
         self.truncated = True
         self._set_envelope(b"")
         return self._salvage(text, may_continue=False)[0] if text.strip() else []
@@ -172,70 +167,3 @@ class EventFile(Generic[EventT]):
                 continue
             return closing is tail
         return False
-
-
-class _Window:
-    """The bytes at hand. Byte 0 of the buffer is kept for the `[` that makes a JSON array of them without a copy."""
-
-    def __init__(self, source: ByteSource, num_bytes: int) -> None:
-        self._source = source
-        self._buffer = bytearray(1 + num_bytes)
-        self._buffer[0] = _OPEN
-        self._end = 1
-
-    def fill(self) -> bool:
-        """Read until the buffer is full; False when the file gave nothing more."""
-        before = self._end
-        with memoryview(self._buffer) as view:
-            while self._end < len(view) and (num_bytes := self._source.read_into(view[self._end :])):
-                self._end += num_bytes
-        return self._end > before
-
-    def grow(self) -> None:
-        """Double the room: one event (or the head) is longer than the window."""
-        if len(self._buffer) > MAX_HELD_BYTES:
-            raise FormatError(
-                f"{self._source.path} is no trace: {MAX_HELD_BYTES >> 20} MiB without the border of two events"
-            )
-        # A new buffer, not a resize: Raw fields of the last batch may still point into the old one.
-        larger = bytearray(2 * len(self._buffer))
-        larger[: self._end] = self._buffer[: self._end]
-        self._buffer = larger
-
-    def text(self) -> bytes:
-        """A copy of what is at hand."""
-        return bytes(self._buffer[1 : self._end])
-
-    def drop(self, num_bytes: int) -> None:
-        """Forget the first bytes; the rest moves to the front."""
-        rest = self._buffer[1 + num_bytes : self._end]
-        self._buffer[1 : 1 + len(rest)] = rest
-        self._end = 1 + len(rest)
-
-    def read_rest(self) -> bytes:
-        """Everything left in the file, up to the bound."""
-        while self.fill() and len(self._buffer) <= MAX_HELD_BYTES:
-            self.grow()
-        return self.text()
-
-    def decode(self, decoder: Callable[[memoryview], list[EventT] | None], end: int) -> list[EventT] | None:
-        """Decode the first `end` bytes between brackets, in place: the `]` stands in for the separator behind them."""
-        position = 1 + end
-        separator, self._buffer[position] = self._buffer[position], _CLOSE
-        events = decoder(memoryview(self._buffer)[: position + 1])
-        self._buffer[position] = separator
-        return events
-
-    def last_border(self) -> tuple[int, int] | None:
-        """(end of the last event before the last border, start of the next event)."""
-        reach = 1 << 13
-        while True:
-            start = max(1, self._end - reach)
-            last = None
-            for last in _BORDER.finditer(self._buffer, start, self._end):  # noqa: B007  the last one counts
-                pass
-            if last is not None:
-                return last.start(), last.end() - 2
-            if start == 1:
-                return None
-            reach *= 16

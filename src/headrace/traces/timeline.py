@@ -59,7 +59,7 @@ class Steps:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tasks:
-    """What ran on the device (on a CPU job: operators and collectives), one entry per task, in no particular order."""
+    """What ran on the device (on a CPU job: operators and collectives), one entry per task, in any order."""
 
     start_ns: Nanoseconds
     end_ns: Nanoseconds
@@ -85,7 +85,9 @@ class Tasks:
 
     def covered(self, *kinds: TaskKind) -> IntervalSet:
         """The moments in which at least one task of these kinds runs."""
-        chosen = np.isin(self.kind, kinds)
+        chosen = np.zeros(len(self), dtype=bool)
+        for kind in kinds:
+            chosen |= self.kind == kind
         return union(self.start_ns[chosen], self.end_ns[chosen])
 
 
