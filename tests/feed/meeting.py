@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import secrets
 import socket
@@ -38,7 +39,8 @@ class Meeting:
             if len(table) == card["size"]:
                 payloads = json.dumps([payload for _, payload, _ in sorted(table, key=lambda one: one[0])]) + "\n"
                 for _, _, guest in self._waiting.pop(card["name"]):
-                    guest.sendall(payloads.encode())
+                    with contextlib.suppress(BrokenPipeError):  # it gave up
+                        guest.sendall(payloads.encode())
                     guest.close()
 
     def close(self) -> None:

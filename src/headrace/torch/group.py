@@ -102,13 +102,13 @@ def _members_of_mesh(mesh: DeviceMesh) -> Members:
 class StoreRendezvous:
     """Over the key-value store that torch.distributed was started with: no collective, no device, any backend."""
 
-    _num_made: dict[tuple[int, ...], int] = {}  # noqa: RUF012  per process: numbers the feeds of one group
+    _num_met: dict[tuple[int, ...], int] = {}  # noqa: RUF012  per process: numbers the exchanges of one group
 
     def __init__(self, ranks: tuple[int, ...], rank: int) -> None:
         """Every member makes its feeds in the same order: the n-th of each belong together."""
-        number = self._num_made[ranks] = self._num_made.get(ranks, -1) + 1
+        self._number = self._num_met.get(ranks, 0)
         group = hashlib.sha256(repr(ranks).encode()).hexdigest()[:16]
-        self._prefix = f"headrace/{group}/{number}"
+        self._prefix = f"headrace/{group}/{self._number}"
         self._ranks, self._rank = ranks, rank
 
     def exchange(self, payload: bytes, *, timeout_s: float) -> list[bytes]:
@@ -117,9 +117,15 @@ class StoreRendezvous:
         deadline = time.monotonic() + timeout_s
         try:
             store.set(f"{self._prefix}/{self._rank}", payload)
-            return [self._await(store, rank, deadline, timeout_s) for rank in self._ranks]
+            payloads = [self._await(store, rank, deadline, timeout_s) for rank in self._ranks]
+        except FeedTimeout:
+            # Whoever gave up on a rank that had not come yet may try again and meet it; what it said counts no more.
+            store.delete_key(f"{self._prefix}/{self._rank}")
+            raise
         except dist.DistNetworkError as error:
             raise PeerGone("the process that holds torch.distributed's store", rank=None, pid=0, version=0) from error
+        self._num_met[self._ranks] = self._number + 1
+        return payloads
 
     def _await(self, store: Any, rank: int, deadline: float, timeout_s: float) -> bytes:
         key = f"{self._prefix}/{rank}"

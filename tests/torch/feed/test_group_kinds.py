@@ -86,9 +86,13 @@ def test_a_feed_that_cannot_be_is_refused_on_every_rank_for_one_reason(four: Gro
         assert WRONG[what] in error.text
 
 
-def test_a_rank_that_never_comes_is_named(four: Group) -> None:
+def test_a_rank_that_does_not_come_is_named_and_may_come_later(four: Group) -> None:
     *waiting, absent = four.try_all("wait_for_missing")
     assert absent is None
     for error in waiting:
         assert error.kind == "FeedTimeout"
         assert "0.5 s for rank 3 to make its feed" in error.text
+    party = Party(four, shards=[(0, 1)] * 4, writer="iterator", kind="process_group")
+    party.make()
+    assert party.take_all() == party.expected("numbers")
+    party.clean_up()
