@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -228,6 +229,20 @@ def test_a_killed_run_leaves_no_process_and_goes_on(tmp_path: Path, tokenizer: P
     assert made.num_parts_kept >= 1
     run([file], tmp_path / "whole", tokenizer)
     assert pair(tmp_path / "ours") == pair(tmp_path / "whole")
+
+
+def test_a_killed_worker_is_named_and_what_was_finished_stays(tmp_path: Path, tokenizer: Path) -> None:
+    file = tmp_path / "x.jsonl"
+    file.write_bytes(lines(TEXTS * 50))
+
+    def kill_all(done: int, total: int) -> None:
+        for child in multiprocessing.active_children() if done else ():
+            assert child.pid is not None
+            os.kill(child.pid, signal.SIGKILL)
+
+    with pytest.raises(ConfigError, match="was killed, most likely for its memory; run it again with fewer processes"):
+        run([file], tmp_path / "ours", tokenizer, num_processes=2, part_bytes=100, progress=kill_all)
+    assert run([file], tmp_path / "ours", tokenizer, part_bytes=100).num_parts_kept >= 1
 
 
 def test_two_runs_of_one_prefix_do_not_meet(tmp_path: Path, tokenizer: Path) -> None:
