@@ -36,6 +36,14 @@ COPIED: Lender = _Nobody()
 """The lender of batches that are copies: they stay valid for ever."""
 
 
+def ends_of(arrays: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """Ends of the documents as host ints; None where the arrays have no boundaries. On a device this is a wait."""
+    for name in ("cu_seqlens_padded", "cu_seqlens", "cu_seq_lens_q"):
+        if name in arrays:
+            return tuple(arrays[name][1:].tolist())
+    return None
+
+
 class Batch(Mapping[str, Array]):
     """One micro batch. `model(**batch)` works: keys are the layout's fields and its host integers.
 
@@ -44,7 +52,7 @@ class Batch(Mapping[str, Array]):
     device.
     """
 
-    __slots__ = ("_arrays", "_counts", "_lender", "_metadata", "_slot", "index")
+    __slots__ = ("_arrays", "_counts", "_ends", "_lender", "_metadata", "_slot", "index")
 
     # A batch is made for every step, and after an idle gap each line costs microseconds: whatever can wait until
     # somebody asks for it waits.
@@ -56,14 +64,16 @@ class Batch(Mapping[str, Array]):
         lender: Lender,
         slot: np.ndarray | None,
         metadata: Metadata | None = None,
+        ends: tuple[int, ...] | None = None,
     ) -> None:
-        """`slot` holds the metadata, unless they are given already."""
+        """`slot` holds the metadata, unless they are given already; so do `arrays` the ends of the documents."""
         self._arrays = arrays
         self.index = index
         self._counts = counts
         self._lender = lender
         self._slot = slot
         self._metadata = metadata
+        self._ends = ends
 
     def __getitem__(self, name: str) -> Any:
         if self.index < self._lender.oldest_valid:
@@ -93,7 +103,7 @@ class Batch(Mapping[str, Array]):
     def with_fields(self, names: Collection[str]) -> Batch[Array]:
         """The same batch, of which only these arrays show."""
         arrays = {name: array for name, array in self._arrays.items() if name in names}
-        return Batch(arrays, self.index, self._counts, self._lender, self._slot, self._metadata)
+        return Batch(arrays, self.index, self._counts, self._lender, self._slot, self._metadata, self._ends)
 
     @property
     def consumed_samples(self) -> int:
@@ -126,9 +136,11 @@ class Batch(Mapping[str, Array]):
 
         Under a view that pads documents, where they end with their padding, counted over all ranks.
         """
-        names = ("cu_seqlens_padded", "cu_seqlens", "cu_seq_lens_q")
-        boundaries: Any = self[next((name for name in names if name in self._arrays), "cu_seqlens")]
-        return tuple(boundaries[1:].tolist())
+        if self._ends is None:
+            self._ends = ends_of(self)
+        if self._ends is None:
+            raise KeyError("cu_seqlens")
+        return self._ends
 
     @property
     def samples(self) -> tuple[int, ...]:

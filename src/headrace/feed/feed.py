@@ -19,7 +19,7 @@ import numpy as np
 
 from headrace import _native
 from headrace.errors import ConfigError, FeedClosed, HeadraceError
-from headrace.feed.batch import COPIED, Array, Batch, Lender
+from headrace.feed.batch import COPIED, Array, Batch, ends_of
 from headrace.feed.config import FeedConfig
 from headrace.feed.joining import Membership, join
 from headrace.feed.production import Metadata
@@ -30,6 +30,7 @@ from headrace.feed.stats import FeedStats
 from headrace.packing import Cutter, View
 from headrace.position import Position, from_state_dict, to_state_dict
 from headrace.shm import failure
+from headrace.shm.layout import read_blob
 from headrace.shm.placement import describe
 from headrace.shm.ring_reader import RingReader
 from headrace.shm.ring_writer import DATA, END
@@ -140,11 +141,9 @@ class Feed(Generic[Array]):
                 arrays = ring.arrays(delivery)
             if self._cutter is not None:
                 arrays, counts = self._cut(self._cutter, ring, arrays, counts)
-            metadata: Metadata | None = None
-            lender: Lender = self
             if counts[5] or self._hand_out is not None:
-                arrays, metadata, lender = self._unusual(ring, delivery, arrays)
-            return Batch(arrays, index - 1, counts, lender, slot, metadata)
+                return self._unusual(ring, delivery, arrays, counts)
+            return Batch(arrays, index - 1, counts, self, slot)
         except Exception:
             self._check_open()  # whatever breaks when another thread closes this feed meanwhile, that is why
             raise
@@ -166,18 +165,19 @@ class Feed(Generic[Array]):
         return ring is not None and self._ended is None and self._member.host is None and ring.published > ring.version
 
     def _unusual(
-        self, ring: RingReader[Array], delivery: _native.Delivery, arrays: dict[str, Array]
-    ) -> tuple[dict[str, Array], Metadata, Lender]:
+        self, ring: RingReader[Array], delivery: _native.Delivery, arrays: dict[str, Array], counts: tuple[int, ...]
+    ) -> Batch[Array]:
         """What only some feeds do: remember the source's own state, hand out copies."""
-        metadata = msgspec.msgpack.decode(ring.blob(delivery), type=Metadata)
-        lender: Lender = self
-        if self._hand_out is not None:
-            arrays = self._hand_out(arrays, ring.slot(delivery))
-            if self._hands_out_owned:
-                lender = COPIED
-                ring.release()  # copied: the writer may have the slot a step earlier
+        slot, index = ring.slot(delivery), self._num_delivered - 1
+        metadata = msgspec.msgpack.decode(read_blob(slot), type=Metadata)
         self._source_state = metadata.source_state
-        return arrays, metadata, lender
+        if self._hand_out is None:
+            return Batch(arrays, index, counts, self, slot, metadata)
+        ends = ends_of(arrays)  # while they lie on the host
+        copies = self._hand_out(arrays, slot)
+        if self._hands_out_owned:
+            ring.release()  # copied: the writer may have the slot a step earlier
+        return Batch(copies, index, counts, COPIED if self._hands_out_owned else self, None, metadata, ends)
 
     def _start(self) -> RingReader[Array]:
         if os.getpid() != self._owner_pid:

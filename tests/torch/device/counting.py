@@ -22,3 +22,9 @@ class Counting:
                 raise RuntimeError("the disk is on fire")
             width = 8 if index < self.num_batches // 2 else 8192
             yield {"tokens": np.full((2, width), index), "weights": np.full(3, index / 2, np.float32)}
+
+
+def packed(context: SourceContext) -> Iterator[dict[str, Any]]:
+    """Two batches of packed documents."""
+    for boundaries in ([0, 8, 16], [0, 3, 5, 16]):
+        yield {"tokens": np.zeros((1, 16), np.int64), "cu_seqlens": np.array(boundaries, np.int32)}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 
@@ -9,7 +11,7 @@ from headrace.errors import FeedClosed, SourceError
 from headrace.torch import Feed
 from headrace.torch import feed as feed_module
 
-from .counting import Counting
+from .counting import Counting, packed
 from .fake_device import FakeDevice
 
 
@@ -84,3 +86,15 @@ def test_owned_batches_are_for_keeps(device: FakeDevice) -> None:
         batches = list(feed)
     assert [int(batch["tokens"][0, 0]) for batch in batches] == list(range(5))
     assert all(isinstance(batch["weights"], torch.Tensor) for batch in batches)
+
+
+def test_boundaries_stay_on_the_host(device: FakeDevice) -> None:
+    with Feed(packed, device="cuda") as feed:
+        for ends in ((8, 16), (3, 5, 16)):
+            batch = next(feed)
+            assert batch["cu_seqlens"].sum() == 0, "nothing has run on the device yet"
+            assert batch.actual_seq_len == ends
+            assert batch.max_seqlen == max(b - a for a, b in pairwise((0, *ends)))
+            device.run_all()
+        assert device.host_waits == 0
+        assert batch["cu_seqlens"].tolist() == [0, 3, 5, 16]
