@@ -33,6 +33,18 @@ def test_ranks_are_found_without_reading_the_files(tmp_path, monkeypatch):
         analyze([tmp_path])
 
 
+@pytest.mark.parametrize("offset_us", [79.0, 1e9])
+def test_files_whose_clocks_differ_give_the_same_document(tmp_path, offset_us):
+    """TraceLens#22, attention-gym PR#487, vllm PR#51881: one host 79 us off, hosts that count from different boots."""
+    late = {0: 0, 1: 0, 2: 35, 3: 0}
+    here = to_document(analyze([gloo_job(tmp_path / "here", late)]))
+    there = to_document(analyze([gloo_job(tmp_path / "there", late, offset_us={1: offset_us})]))
+    assert here["slow_rank"]["rank"] == 2
+    assert abs(there["clock_offsets"][1]["offset_us"] - offset_us) < 2
+    same = ("slow_rank", "slow_link", "named_rules", "waits", "breakdown", "waterfall", "unmatched_collectives")
+    assert {key: here[key] for key in same} == {key: there[key] for key in same}
+
+
 def test_collectives_without_metadata_are_paired_by_order_and_it_says_so(tmp_path):
     """pytorch#131462, chakra#178: coalesced collectives carry no process group."""
     for rank in range(2):
