@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torchtitan.components.dataloader import BaseDataLoader  # type: ignore[import-not-found]
+from torchtitan.components.dataloader import BaseDataLoader
 
 from headrace.errors import ConfigError
 from headrace.feed.packed_tokens import PackedTokens
