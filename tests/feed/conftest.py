@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.feed.group import Group
+from tests.feed.group import Group, Standing
 
 pytest.register_assert_rewrite("tests.feed.contract", "tests.feed.party")
 
@@ -17,7 +17,12 @@ def guarded(watchdog: None) -> None:
 
 
 @pytest.fixture(scope="session")
-def three() -> Iterator[Group]:
-    group = Group(3)
-    yield group
-    assert group.disband() == ""
+def standing_three() -> Iterator[Standing]:
+    standing = Standing(lambda: Group(3))
+    yield standing
+    assert standing.disband() == ""
+
+
+@pytest.fixture
+def three(standing_three: Standing) -> Group:
+    return standing_three.group()

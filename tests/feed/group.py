@@ -14,6 +14,25 @@ from tests.shm.company import PATIENCE_S, Actor, Died, Raised
 RANK = Path(__file__).with_name("rank.py")
 
 
+class Rank(Actor):
+    """An actor that knows whether it owes an answer."""
+
+    num_owed = 1  # its first line says that it is up
+
+    def begin_call(self, name: str, *args: Any, **kwargs: Any) -> None:
+        super().begin_call(name, *args, **kwargs)
+        self.num_owed += 1
+
+    def answer(self) -> Any:
+        try:
+            answer = super().answer()
+        except Raised:
+            self.num_owed -= 1
+            raise
+        self.num_owed -= 1
+        return answer
+
+
 class Group:
     """`group.all("take", 3)` calls on every rank at once; a list of results, or the first error."""
 
@@ -23,7 +42,7 @@ class Group:
         self.meeting = Meeting()
         self.num_ranks = num_ranks
         given = environments or [{} for _ in range(num_ranks)]
-        self.ranks = [Actor(role, script=RANK, environment=environment) for environment in given]
+        self.ranks = [Rank(role, script=RANK, environment=environment) for environment in given]
 
     def make(self, name: str = "feed", **how: Any) -> list[Any]:
         """A feed of the whole group; values in lists of the group's length are one per rank."""
@@ -55,6 +74,10 @@ class Group:
         """Everybody's result, or error."""
         return [outcome(rank.answer) for rank in self.ranks]
 
+    def is_in_step(self) -> bool:
+        """Every rank lives and has answered every call: the next test may go on with this group."""
+        return all(rank.pid and rank.num_owed == 0 and rank.process.poll() is None for rank in self.ranks)
+
     def disband(self) -> str:
         """End everybody; returns everything they wrote to stderr."""
         for rank in self.ranks:
@@ -62,6 +85,22 @@ class Group:
         errors = "".join(rank.bury() for rank in self.ranks)
         self.meeting.close()
         return errors
+
+
+class Standing:
+    """A group that serves test after test, until one leaves it out of step: then the next gets a new one."""
+
+    def __init__(self, make: Callable[[], Group]) -> None:
+        self._make, self._group = make, make()
+
+    def group(self) -> Group:
+        if not self._group.is_in_step():
+            self._group.disband()
+            self._group = self._make()
+        return self._group
+
+    def disband(self) -> str:
+        return self._group.disband()
 
 
 class PerRank(list[Any]):

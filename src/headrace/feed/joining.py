@@ -93,7 +93,11 @@ class Membership:
         connection = self._knock(encode(beginning))
         self.resources.callback(handover.hang_up, connection)
         waiting = _FirstWait(self, check_open)
-        admission = handover.enter(connection, self.writer, timeout_s=math.inf, check=waiting.check)
+        try:
+            admission = handover.enter(connection, self.writer, timeout_s=math.inf, check=waiting.check)
+        except PeerGone:
+            self.miss_the_dead()  # whose end may be why the writer hung up
+            raise
         self.writer = admission.peers[WRITER]
         watch = Watch(admission.peers)
         self.resources.callback(watch.close)

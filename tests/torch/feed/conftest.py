@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.feed.group import Group
+from tests.feed.group import Group, Standing
 
 pytest.register_assert_rewrite("tests.feed.contract", "tests.feed.party")
 
@@ -26,7 +26,12 @@ def torch_group(num_ranks: int, **environment: str) -> Group:
 
 
 @pytest.fixture(scope="session")
-def four() -> Iterator[Group]:
-    group = torch_group(4)
-    yield group
-    group.disband()
+def standing_four() -> Iterator[Standing]:
+    standing = Standing(lambda: torch_group(4))
+    yield standing
+    standing.disband()
+
+
+@pytest.fixture
+def four(standing_four: Standing) -> Group:
+    return standing_four.group()
