@@ -210,3 +210,9 @@ def test_peers_name_a_rank_nobody_traced():
     found = verdict(traces)
     assert (found.verdict, found.rank, found.traced, found.steps_late) == ("card", 6, False, 3)
     assert "was not traced" in found.what
+
+
+def test_hundreds_of_ranks_are_judged_alike():
+    job = synchronous_job(300, range(6), lambda rank, step: noisy(rank, step) + 40 * MS * (rank == 217))
+    found = verdict(job)
+    assert (found.verdict, found.rank, found.also_late) == ("card", 217, ())

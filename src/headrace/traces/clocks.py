@@ -7,7 +7,6 @@ count from different boots. Point-to-point operations are left out: a sender lea
 
 from __future__ import annotations
 
-import itertools
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -38,8 +37,9 @@ def estimate_offsets(ranks: Iterable[int], instances: Iterable[Instance]) -> tup
     for instance in instances:
         if instance.kind in _ENDS_APART:
             continue
-        for (left, own), (right, other) in itertools.combinations(instance.members, 2):
-            ends[left, right].append(other.end_ns - own.end_ns)
+        (first, own), *others = instance.members
+        for rank, part in others:
+            ends[first, rank].append(part.end_ns - own.end_ns)
     ordered = sorted(ranks)
     if not ordered:
         return ()

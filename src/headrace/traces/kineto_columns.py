@@ -20,12 +20,12 @@ from headrace.traces.intervals import EMPTY, IntervalSet, merge, subtract, union
 from headrace.traces.json_events import EventFile
 from headrace.traces.kernel_names import compute_kind, is_communication
 from headrace.traces.kineto_events import (
+    CALLS,
     DEVICE_CATEGORIES,
     AnyJobEvent,
     Call,
     Copy,
     DeviceJobEvent,
-    DriverCall,
     Fill,
     Kernel,
     KernelArgs,
@@ -140,7 +140,7 @@ class _Collector:
         self._operators: list[Operator] = []
         self._keep: dict[type, Callable[[Any], None]] = {
             Kernel: self._kernels.append,
-            **dict.fromkeys((Call, DriverCall), self._calls.append),
+            **dict.fromkeys(CALLS, self._calls.append),
             **dict.fromkeys((Copy, Fill), self._copies.append),
             Operator: self._operators.append,
             Range: self._add_range,
@@ -176,6 +176,7 @@ class _Collector:
     def _add_device(self, events: Sequence[Kernel | Copy], kinds: npt.NDArray[np.uint8]) -> None:
         self._device.append((starts_ns(events), durations_ns(events), kinds, _correlations(events)))
         self._num_device += len(events)
+        self._keep.pop(Operator, None)  # operators matter only where nothing else computes
 
     def _kinds(self, kernels: list[Kernel]) -> npt.NDArray[np.uint8]:
         known = self._kind_of_name

@@ -77,6 +77,17 @@ class DriverCall(Call, tag="cuda_driver"):
     pass
 
 
+class XpuCall(Call, tag="xpu_runtime"):
+    pass
+
+
+class PrivateUseCall(Call, tag="privateuse1_runtime"):
+    pass
+
+
+CALLS = (Call, DriverCall, XpuCall, PrivateUseCall)
+
+
 class Range(_Tagged, tag="user_annotation"):
     name: str = ""
     tid: int | str | None = None
@@ -120,9 +131,24 @@ class _Span(_Tagged, tag="Trace"):
     pass
 
 
-_Passed: TypeAlias = _Arrow | _OldArrow | _BackwardArrow | _DeviceRange | _Frame | _Span
-DeviceJobEvent: TypeAlias = Kernel | Copy | Fill | Call | DriverCall | Range | BareOperator | _Passed
-AnyJobEvent: TypeAlias = Kernel | Copy | Fill | Call | DriverCall | Range | Operator | _Passed
+class _Instant(_Tagged, tag="cpu_instant_event"):
+    pass
+
+
+class _Overhead(_Tagged, tag="overhead"):
+    pass
+
+
+class _Synchronisation(_Tagged, tag="cuda_sync"):
+    pass
+
+
+_Passed: TypeAlias = (
+    _Arrow | _OldArrow | _BackwardArrow | _DeviceRange | _Frame | _Span | _Instant | _Overhead | _Synchronisation
+)
+_Wanted: TypeAlias = Kernel | Copy | Fill | Call | DriverCall | XpuCall | PrivateUseCall | Range
+DeviceJobEvent: TypeAlias = _Wanted | BareOperator | _Passed
+AnyJobEvent: TypeAlias = _Wanted | Operator | _Passed
 """Unions for the decoder: fast, but only for the categories listed here and numbers as time stamps."""
 
 Event: TypeAlias = Kernel | Copy | Call | Range | Operator

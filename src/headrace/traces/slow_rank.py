@@ -22,15 +22,15 @@ from dataclasses import dataclass, field, replace
 from statistics import mean, median
 from typing import Any, Literal, TypeAlias
 
+from headrace.traces.median_of_others import medians_of_others
 from headrace.traces.peers import lateness_by_peer
 from headrace.traces.step_times import (
     Excess,
     JudgedSteps,
-    computing_over_stage_ns,
+    by_stage_and_step,
+    computing_ns,
     excess_over_stage,
     judged_steps,
-    lanes_of,
-    stage_median_ns,
 )
 from headrace.traces.suspects import (
     CERTAIN_STEPS,
@@ -115,20 +115,17 @@ def _judge(traces: Sequence[RankTrace], steps: JudgedSteps, lateness_ns: Mapping
 def _by_computing(traces: Sequence[RankTrace], steps: JudgedSteps) -> SlowRank:
     """A table of operations: what a rank computes beyond the others of its stage is what they wait for."""
     excess_ns: dict[RankStep, int] = {}
-    ratios: dict[str, float] = {}
-    for trace in traces:
-        assert trace.rank is not None
-        found = {step: computing_over_stage_ns(traces, trace.rank, step) for step in steps.numbers}
-        own = {step: lanes.computing_ns or 0 for step in steps.numbers if (lanes := lanes_of(trace, step)) is not None}
-        for step, longer_ns in found.items():
-            if longer_ns is not None and own[step] >= COMPUTES_LONGER * (own[step] - longer_ns):
-                excess_ns[trace.rank, step] = round(longer_ns)
-        medians = {step: stage_median_ns(traces, trace.stage, step) for step in own}
-        known = [own[step] / middle for step, middle in medians.items() if middle]
-        if known:
-            ratios[str(trace.rank)] = round(median(known), 4)
+    ratios: defaultdict[int, list[float]] = defaultdict(list)
+    for (_, step), own in by_stage_and_step(traces, computing_ns).items():
+        middle = median(own.values())
+        for rank, others_ns in medians_of_others(own).items():
+            if own[rank] >= COMPUTES_LONGER * others_ns:
+                excess_ns[rank, step] = round(own[rank] - others_ns)
+            if middle and step in steps.numbers:
+                ratios[rank].append(own[rank] / middle)
     judged = _judge(traces, steps, excess_ns, "computing")
-    return replace(judged, evidence=judged.evidence | {"computing_over_median_of_stage": ratios})
+    over_stage = {str(rank): round(median(own), 4) for rank, own in sorted(ratios.items())}
+    return replace(judged, evidence=judged.evidence | {"computing_over_median_of_stage": over_stage})
 
 
 def _accuse(
@@ -220,7 +217,7 @@ def _blame_data(steps: JudgedSteps, wandering: Mapping[int | None, int], evidenc
 def _blame_partition_or_nobody(traces: Sequence[RankTrace], steps: JudgedSteps, evidence: dict[str, Any]) -> SlowRank:
     stages = stage_computing_ns(traces, steps)
     if stages:
-        evidence["computing_us_per_stage"] = {str(stage): _us(computing_ns) for stage, computing_ns in stages.items()}
+        evidence["computing_us_per_stage"] = {str(stage): _us(time_ns) for stage, time_ns in stages.items()}
     stage, num_steps = slow_stage(stages), len(steps.numbers)
     if stage is None:
         return SlowRank(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import mean, median
 
+from headrace.traces.median_of_others import medians_of_others
 from headrace.traces.timeline import RankTrace, StepLanes
 
 FIRST_STEP_FACTOR = 2.0
@@ -52,52 +53,46 @@ def judged_steps(traces: Sequence[RankTrace]) -> JudgedSteps:
 
 def excess_over_stage(traces: Sequence[RankTrace], steps: JudgedSteps, rank: int) -> Excess:
     """The rank against the median of the other traced ranks of its pipeline stage."""
+
+    def mean_us(value: Callable[[StepLanes], int | None]) -> float | None:
+        by_step = over_stage_ns(traces, value)
+        known = [by_step[rank, step] for step in steps.numbers if (rank, step) in by_step]
+        return mean(known) / 1000 if known else None
+
     return Excess(
-        computing_us=_excess_us(traces, steps, rank, lambda lanes: lanes.computing_ns),
-        idle_us=_excess_us(traces, steps, rank, lambda lanes: lanes.idle_ns),
-        data_us=_excess_us(traces, steps, rank, lambda lanes: lanes.data_ns),
+        computing_us=mean_us(lambda lanes: lanes.computing_ns),
+        idle_us=mean_us(lambda lanes: lanes.idle_ns),
+        data_us=mean_us(lambda lanes: lanes.data_ns),
     )
 
 
-def computing_over_stage_ns(traces: Sequence[RankTrace], rank: int, step: int | None) -> float | None:
-    """The rank's computing in one step minus the median of the others of its stage."""
-    return _excess_in_step(traces, rank, step, lambda lanes: lanes.computing_ns)
+def over_stage_ns(
+    traces: Sequence[RankTrace], value: Callable[[StepLanes], int | None]
+) -> dict[tuple[int, int | None], float]:
+    """(rank, step) -> value minus the median of the other ranks of its stage; only where both are known."""
+    found: dict[tuple[int, int | None], float] = {}
+    for (_, step), own in by_stage_and_step(traces, value).items():
+        for rank, others in medians_of_others(own).items():
+            found[rank, step] = own[rank] - others
+    return found
 
 
-def stage_median_ns(traces: Sequence[RankTrace], stage: int | None, step: int | None) -> float | None:
-    """Median computing in one step over all traced ranks of a stage; None when no rank knows it."""
-    lanes = (lanes_of(trace, step) for trace in traces if trace.stage == stage)
-    known = [own.computing_ns for own in lanes if own is not None and own.computing_ns is not None]
-    return median(known) if known else None
-
-
-def lanes_of(trace: RankTrace, step: int | None) -> StepLanes | None:
-    """The rank's lanes in one step."""
-    return next((lanes for lanes in trace.lanes if lanes.step == step), None)
-
-
-def _excess_us(
-    traces: Sequence[RankTrace], steps: JudgedSteps, rank: int, value: Callable[[StepLanes], int | None]
-) -> float | None:
-    found = [_excess_in_step(traces, rank, step, value) for step in steps.numbers]
-    known = [excess for excess in found if excess is not None]
-    return mean(known) / 1000 if known else None
-
-
-def _excess_in_step(
-    traces: Sequence[RankTrace], rank: int, step: int | None, value: Callable[[StepLanes], int | None]
-) -> float | None:
-    stage = next((trace.stage for trace in traces if trace.rank == rank), None)
-    own: int | None = None
-    others: list[int] = []
+def by_stage_and_step(
+    traces: Sequence[RankTrace], value: Callable[[StepLanes], int | None]
+) -> dict[tuple[int | None, int | None], dict[int, int]]:
+    """(stage, step) -> rank -> value, as far as known."""
+    found: defaultdict[tuple[int | None, int | None], dict[int, int]] = defaultdict(dict)
     for trace in traces:
-        lanes = lanes_of(trace, step)
-        known = None if lanes is None else value(lanes)
-        if trace.rank == rank:
-            own = known
-        elif trace.stage == stage and known is not None:
-            others.append(known)
-    return None if own is None or not others else own - median(others)
+        for lanes in trace.lanes:
+            known = value(lanes)
+            if trace.rank is not None and known is not None:
+                found[trace.stage, lanes.step][trace.rank] = known
+    return dict(found)
+
+
+def computing_ns(lanes: StepLanes) -> int | None:
+    """The value most comparisons are about."""
+    return lanes.computing_ns
 
 
 def _step_times(traces: Sequence[RankTrace]) -> dict[int | None, int]:

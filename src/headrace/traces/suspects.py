@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from statistics import mean, median, stdev
+from statistics import mean, stdev
 from typing import Literal, TypeAlias
 
+from headrace.traces.median_of_others import medians_of_others
 from headrace.traces.step_times import JudgedSteps
 from headrace.traces.waits import RankStep
 
@@ -54,14 +55,13 @@ def net_lateness(
 ) -> dict[int, dict[int | None, float]]:
     """Rank -> step -> lateness beyond the median of the others, ns; negative where others were later."""
     everyone = sorted({*ranks, *(rank for rank, _ in lateness_ns)})
-    return {
-        rank: {
-            step: lateness_ns.get((rank, step), 0)
-            - median([lateness_ns.get((other, step), 0) for other in everyone if other != rank] or [0])
-            for step in steps.numbers
-        }
-        for rank in everyone
-    }
+    net: dict[int, dict[int | None, float]] = {rank: {} for rank in everyone}
+    for step in steps.numbers:
+        own = {rank: lateness_ns.get((rank, step), 0) for rank in everyone}
+        others = medians_of_others(own)
+        for rank in everyone:
+            net[rank][step] = own[rank] - others.get(rank, 0)
+    return net
 
 
 def find_suspects(steps: JudgedSteps, net_ns: Mapping[int, Mapping[int | None, float]]) -> list[Suspect]:

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-from headrace.traces.step_times import JudgedSteps, computing_over_stage_ns, lanes_of
+from headrace.traces.step_times import JudgedSteps, by_stage_and_step, computing_ns, over_stage_ns
 from headrace.traces.timeline import RankTrace
 from headrace.traces.waits import RankStep
 
@@ -28,15 +28,18 @@ def wandering_ranks(
 ) -> dict[int | None, int]:
     """Step -> the rank that was late in it because it computed longer; {} unless that happens in half of the steps
     and to more than one rank."""
+    longer_ns = over_stage_ns(traces, computing_ns)
+    late_in: defaultdict[int | None, dict[int, int]] = defaultdict(dict)
+    for (rank, step), late_ns in lateness_ns.items():
+        late_in[step][rank] = late_ns
     found: dict[int | None, int] = {}
     for step in steps.numbers:
-        late = {rank: late_ns for (rank, number), late_ns in lateness_ns.items() if number == step}
+        late = late_in.get(step)
         if not late:
             continue
         rank = max(late, key=lambda candidate: late[candidate])
-        longer_ns = computing_over_stage_ns(traces, rank, step)
         large = late[rank] >= MIN_SHARE_OF_WANDERING * steps.time_ns[step]
-        if large and longer_ns is not None and longer_ns >= EXPLAINS * late[rank]:
+        if large and longer_ns.get((rank, step), 0.0) >= EXPLAINS * late[rank]:
             found[step] = rank
     often = len(found) >= MIN_STEPS_OF_WANDERING * len(steps.numbers)
     return found if often and len(set(found.values())) > 1 else {}
@@ -45,12 +48,12 @@ def wandering_ranks(
 def stage_computing_ns(traces: Sequence[RankTrace], steps: JudgedSteps) -> dict[int, float]:
     """Stage -> median computing per step over its ranks and steps; {} when a stage is unknown or there is only one."""
     known: defaultdict[int, list[int]] = defaultdict(list)
-    for trace in traces:
-        if trace.stage is None:
+    for (stage, step), own in by_stage_and_step(traces, computing_ns).items():
+        if stage is None:
             return {}
-        lanes = (lanes_of(trace, step) for step in steps.numbers)
-        known[trace.stage] += [own.computing_ns for own in lanes if own is not None and own.computing_ns is not None]
-    stages = {stage: median(values) for stage, values in sorted(known.items()) if values}
+        if step in steps.numbers:
+            known[stage] += own.values()
+    stages = {stage: median(values) for stage, values in sorted(known.items())}
     return stages if len(stages) > 1 else {}
 
 

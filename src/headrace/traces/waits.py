@@ -18,10 +18,10 @@ import itertools
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import TypeAlias
 
 from headrace.traces.kernel_names import TELLS_ARRIVAL
+from headrace.traces.median_of_others import medians_of_others
 from headrace.traces.pairing import Instance
 
 RankStep: TypeAlias = tuple[int, int | None]
@@ -141,16 +141,13 @@ def _split_by_stage(waits: dict[int, int], stage_of: Mapping[int, int | None]) -
 
 def _late_ranks(waits: dict[int, int]) -> dict[int, int]:
     """The ranks that came last -> by how much they were later than half of the others."""
-    if len(waits) < 2:
-        return {}
     longest = max(waits.values())
-    late = {}
-    for rank, wait_ns in waits.items():
-        others = [wait for other, wait in waits.items() if other != rank]
-        behind_ns = round(median(others)) - wait_ns
-        if wait_ns <= SHORT_WAIT * longest and behind_ns > MIN_LEAD_NS:
-            late[rank] = behind_ns
-    return late
+    found = {}
+    for rank, others_ns in medians_of_others(waits).items():
+        behind_ns = round(others_ns) - waits[rank]
+        if waits[rank] <= SHORT_WAIT * longest and behind_ns > MIN_LEAD_NS:
+            found[rank] = behind_ns
+    return found
 
 
 def _pass_on(
