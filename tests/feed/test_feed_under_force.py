@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,30 +17,6 @@ from tests.shm.company import Raised
 WRITERS = ["feeder", "iterator"]
 # How long waits last that are to fail: every other answer comes in milliseconds, on a starved machine in a second.
 SHORT_S = 1.5
-
-
-@pytest.fixture
-def assembled() -> Iterator[Callable[..., Group]]:
-    """Groups to kill. Their feeders must end with them, and none may write a word to stderr."""
-    groups: list[Group] = []
-
-    def assemble(num_ranks: int = 2, **how: list[dict[str, str]]) -> Group:
-        groups.append(Group(num_ranks, **how))
-        return groups[-1]
-
-    yield assemble
-    for group in groups:
-        left = feeders_of(group)
-        assert group.disband() == ""
-        for feeder in left:
-            await_end(feeder)
-
-
-@pytest.fixture
-def standing(three: Group) -> Iterator[Party]:
-    party = Party(three, shards=[(0, 1)] * 3)
-    yield party
-    party.clean_up()
 
 
 def one_feeder(group: Group) -> int:
@@ -361,58 +337,3 @@ def test_ctrl_c_before_the_first_batch_leaves_the_group(standing: Party, tmp_pat
     assert [one.kind for one in standing.group.answers()] == ["KeyboardInterrupt"] * 3
     assert "interrupted while it waited for its first batch" in standing.errors("take")[0].text
     await_end(feeder)
-
-
-# ---- the machine -----------------------------------------------------------------------------------------------------
-
-
-def test_a_group_over_two_hosts_has_a_feeder_on_each_and_the_same_batches(assembled: Callable[..., Group]) -> None:
-    group = assembled(4, environments=[{"HEADRACE_HOST": host} for host in "abab"])
-    group.make(params={"num_batches": 4})
-    assert len(feeders_of(group)) == 2
-    taken = group.all("take", 5)
-    assert all(batches == taken[0] for batches in taken)
-    assert taken[0][-1] == "END"
-    writers = [stats["writer_pid"] for stats in group.all("stats")]
-    assert writers[0] == writers[2] != writers[1] == writers[3]
-    group.all("close")
-    refused = group.try_make("other", writer="iterator")
-    assert {error.kind for error in refused} == {"ConfigError"}
-    assert "rank 0 cannot share memory with ranks [1, 3] on other hosts; give the feed a source" in refused[0].text
-
-
-def test_the_group_says_at_its_start_what_memory_it_takes(standing: Party) -> None:
-    standing.make(num_slots=3)
-    standing.take(1)
-    stats = standing.group.all("stats")[0]
-    lines = [[line for line in log if line.startswith("feed up")][-1:] for log in standing.group.all("messages")]
-    assert lines[1:] == [[], []], "said once"
-    assert f"3 slots of {stats['slot_bytes']} bytes" in lines[0][0]
-    assert f"for 3 ranks, written by the feeder (pid {stats['writer_pid']})" in lines[0][0]
-
-
-def test_a_write_into_a_lent_batch_shows_in_a_debugging_run(standing: Party) -> None:
-    standing.debug()
-    standing.make()
-    standing.take(1)
-    assert {(error.kind, error.text) for error in standing.errors("write_into_batch")} == {
-        ("ValueError", "assignment destination is read-only")
-    }
-
-
-def test_the_random_state_of_the_ranks_is_their_own(standing: Party) -> None:
-    """And a source that draws without a seed gives all of them one batch: it is read once."""
-    before = standing.group.all("random_state")
-    standing.make(source="drawing")
-    taken = standing.take_all()
-    assert taken[0] == taken[1] == taken[2]
-    assert standing.group.all("random_state") == before
-
-
-def test_too_few_descriptors_are_a_named_error(assembled: Callable[..., Group]) -> None:
-    group = assembled(1)
-    group.make()
-    group.ranks[0].limit_descriptors(1)
-    [error] = group.try_make("another")
-    assert error.kind == "ConfigError"
-    assert "oo many open files" in error.text
