@@ -107,7 +107,6 @@ def pack(
     flags: int,
     /,
 ) -> tuple[int, int, int, int, int]: ...
-
 def zigzag_runs(
     cu_seqlens: NDArray[Any], padded: NDArray[Any], runs: NDArray[Any], multiple: int, cp_size: int, cp_rank: int, /
 ) -> tuple[int, int, int, int]: ...
