@@ -22,6 +22,7 @@ class Meeting:
         self._listener.bind("\0" + self.address)
         self._listener.listen(64)
         self._waiting: dict[str, list[tuple[int, str, socket.socket]]] = {}
+        self._posted: dict[str, str] = {}
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()
 
@@ -34,6 +35,9 @@ class Meeting:
                 connection.close()
                 return
             card = json.loads(line)
+            if "key" in card:
+                self._pin(card, connection)
+                continue
             table = self._waiting.setdefault(card["name"], [])
             table.append((card["index"], card["payload"], connection))
             if len(table) == card["size"]:
@@ -42,6 +46,13 @@ class Meeting:
                     with contextlib.suppress(BrokenPipeError):  # it gave up
                         guest.sendall(payloads.encode())
                     guest.close()
+
+    def _pin(self, card: dict[str, Any], connection: socket.socket) -> None:
+        """Something that is posted, or looked for."""
+        if "value" in card:
+            self._posted[card["key"]] = card["value"]
+        connection.sendall((json.dumps(self._posted.get(card["key"])) + "\n").encode())
+        connection.close()
 
     def close(self) -> None:
         with socket.socket(socket.AF_UNIX) as last:
@@ -70,3 +81,17 @@ class MeetingRendezvous:
                     return [base64.b64decode(one) for one in json.loads(file.readline())]
             except TimeoutError:
                 raise FeedTimeout("the other ranks to make their feeds", timeout_s=timeout_s) from None
+
+    def post(self, key: str, value: bytes) -> None:
+        self._ask({"key": f"{self._hello['name']}/{key}", "value": value.decode()})
+
+    def look(self, key: str) -> bytes | None:
+        value = self._ask({"key": f"{self._hello['name']}/{key}"})
+        return None if value is None else str(value).encode()
+
+    def _ask(self, card: dict[str, Any]) -> Any:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect("\0" + self._address)
+            connection.sendall((json.dumps(card) + "\n").encode())
+            with connection.makefile() as file:
+                return json.loads(file.readline())

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from tests.feed.group import Group, feeders_of
 from tests.feed.party import Party
+from tests.shm.company import Raised
 
 
 def test_a_group_over_two_hosts_has_a_feeder_on_each_and_the_same_batches(assembled: Callable[..., Group]) -> None:
@@ -21,6 +24,18 @@ def test_a_group_over_two_hosts_has_a_feeder_on_each_and_the_same_batches(assemb
     refused = group.try_make("other", writer="iterator")
     assert {error.kind for error in refused} == {"ConfigError"}
     assert "rank 0 cannot share memory with ranks [1, 3] on other hosts; give the feed a source" in refused[0].text
+
+
+def test_hosts_that_read_different_data_are_told_so_on_every_rank(assembled: Callable[..., Group]) -> None:
+    group = assembled(2, environments=[{"HEADRACE_HOST": "a"}, {"HEADRACE_HOST": "b"}])
+    group.make(source="number_of_host", params={"num_batches": 100})
+    group.all("take", 1)
+    for rank in group.ranks:
+        with pytest.raises(Raised) as caught:
+            rank.take(1)  # both have had their say by now
+        assert caught.value.kind == "ConfigError"
+        assert "do not read the same data: batch 0 has digest" in caught.value.text
+        assert "give every host the same files" in caught.value.text
 
 
 def test_the_group_says_at_its_start_what_memory_it_takes(standing: Party) -> None:

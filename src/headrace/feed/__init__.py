@@ -10,6 +10,7 @@ production.py     what a source is to the producer     items.py        an iterab
 packed_tokens.py  a token store as a source            packed_batches.py  its micro batches, opened for one shard
 shard.py          any source, opened for one shard     resume.py       continuing from a checkpoint
 stats.py          who waited for whom
+digests.py        do all hosts read the same?
 virtual_stages.py one feed for several chunks of layers
 """
 

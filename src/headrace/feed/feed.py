@@ -108,6 +108,7 @@ class Feed(Generic[Array]):
             unless_joined.callback(resources.close)
             self._member: Membership = join(request, rendezvous or Alone(), resources)
             unless_joined.pop_all()
+        self._digests = self._member.digests
         # A process that ends without close() has left, not died: the other ranks go on.
         self._finalizer = weakref.finalize(self, _close_if_ours, resources, self._owner_pid)
 
@@ -137,6 +138,8 @@ class Feed(Generic[Array]):
             self._counts = counts
             self._num_delivered = index = self._num_delivered + 1
             self.oldest_valid = index - self._hold
+            if self._digests is not None:
+                self._digests.delivered(index - 1, counts[6])
             if arrays is None:
                 arrays = ring.arrays(delivery)
             if self._cutter is not None:

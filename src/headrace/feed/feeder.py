@@ -37,6 +37,8 @@ class Charge:
     data_size: int
     seed: int
     placement: Placement
+    spans_hosts: bool
+    """Other hosts' feeders read the same shard: batches carry a digest."""
     expected: dict[int, Peer]
     nonce: str
     listener_fd: int
@@ -77,6 +79,7 @@ class Feeder:
         request: FeedRequest,
         *,
         placement: Placement,
+        spans_hosts: bool,
         expected: dict[int, Peer],
     ) -> None:
         """Starts it. Takes over `listener`: our copy is closed, so that the feeder's death closes the door."""
@@ -96,6 +99,7 @@ class Feeder:
                     data_size=request.data_size,
                     seed=request.seed,
                     placement=placement,
+                    spans_hosts=spans_hosts,
                     expected=expected,
                     nonce=nonce,
                     listener_fd=listener.fileno(),

@@ -19,6 +19,7 @@ from headrace.errors import ConfigError, HeadraceError, PeerGone
 from headrace.feed import agreement, shard
 from headrace.feed.agreement import Card
 from headrace.feed.batch import Array
+from headrace.feed.digests import HostDigests
 from headrace.feed.feeder import Feeder, pickled
 from headrace.feed.hosting import Host, OwnReader, bring_up
 from headrace.feed.items import ItemProduction
@@ -55,6 +56,8 @@ class Membership:
     writer: Peer
     placement: Placement | None = None
     """Where the feeder runs, on the rank that started it."""
+    digests: HostDigests | None = None
+    """The comparison with other hosts, for a group over several."""
     has_knocked: bool = False
     host: Host | None = None
     """The ring itself, on the rank that writes itself."""
@@ -74,6 +77,8 @@ class Membership:
 
         `check_open` is called with every tick, and raises once this process has closed the feed.
         """
+        if self.digests is not None:
+            self.digests.begin(encode(beginning))
         if self.door is not None:
             ring = self._attach_here(beginning, wrap, check_open)
         else:
@@ -218,6 +223,7 @@ def join(request: FeedRequest, rendezvous: Rendezvous, resources: contextlib.Exi
     first_here = topology.ranks.index(topology.local_ranks[0])
     host_card = cards[first_here if request.writer_rank is None else request.writer_rank]
     door, place = None, None
+    spans_hosts = len(set(topology.hosts)) > 1
     if host_card.rank != request.rank:
         listener.close()
     elif request.source is None:
@@ -226,7 +232,9 @@ def join(request: FeedRequest, rendezvous: Rendezvous, resources: contextlib.Exi
     else:
         expected = agreement.roster(cards, card.host)
         place = _place_for_feeder(request, [one for one in cards if one.host == card.host])
-        feeder = Feeder(charge, listener, invitation.nonce, request, placement=place, expected=expected)
+        feeder = Feeder(
+            charge, listener, invitation.nonce, request, placement=place, spans_hosts=spans_hosts, expected=expected
+        )
         resources.callback(feeder.close)
     membership = Membership(
         request=request,
@@ -237,6 +245,7 @@ def join(request: FeedRequest, rendezvous: Rendezvous, resources: contextlib.Exi
         resources=resources,
         writer=_future_writer(host_card, is_feeder=request.source is not None),
         placement=place,
+        digests=HostDigests(rendezvous, topology.hosts, card.host, posts=topology.leads_host) if spans_hosts else None,
     )
     resources.callback(membership.excuse)
     return membership

@@ -21,6 +21,7 @@ from types import FrameType
 from typing import NoReturn
 
 from headrace.errors import HeadraceError
+from headrace.feed.digests import DigestedProduction
 from headrace.feed.feeder import NAME, Charge
 from headrace.feed.hosting import bring_up
 from headrace.feed.production import Production
@@ -57,7 +58,8 @@ def feed(charge: Charge) -> int:
         threading.Thread(target=_stop_without_readers, args=(door,), daemon=True).start()
         sys.path[:] = charge.sys_path
         source = pickle.loads(charge.source)
-        return open_shard(source, position, data_rank=charge.data_rank, data_size=charge.data_size, seed=charge.seed)
+        shard = open_shard(source, position, data_rank=charge.data_rank, data_size=charge.data_size, seed=charge.seed)
+        return DigestedProduction(shard) if charge.spans_hosts else shard
 
     # A feeder that waits for a slot is ahead of its readers, as it should be, however long their step or their
     # validation takes: it neither warns nor gives up. A reader that waits for another one does, and names it.

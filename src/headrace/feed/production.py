@@ -24,6 +24,8 @@ class Written:
     num_valid_tokens: int = 0
     lengths: tuple[int, ...] = ()
     """First dimension of each ragged field, in the order of the spec."""
+    digest: int = 0
+    """CRC-32 of the arrays where several hosts must agree, else 0."""
     metadata: Metadata = field(default_factory=lambda: Metadata())
 
     @property
@@ -36,10 +38,19 @@ class Written:
             self.num_loss_tokens,
             self.num_valid_tokens,
             int(self.metadata.source_state is not None),
+            self.digest,
         )
 
 
-COUNTS = ("consumed_samples", "max_seqlen", "num_documents", "num_loss_tokens", "num_valid_tokens", "has_source_state")
+COUNTS = (
+    "consumed_samples",
+    "max_seqlen",
+    "num_documents",
+    "num_loss_tokens",
+    "num_valid_tokens",
+    "has_source_state",
+    "digest",
+)
 
 
 class Metadata(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

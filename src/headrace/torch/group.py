@@ -127,6 +127,16 @@ class StoreRendezvous:
         self._num_met[self._ranks] = self._number + 1
         return payloads
 
+    def post(self, key: str, value: bytes) -> None:
+        """See Rendezvous."""
+        store: Any = dist.distributed_c10d._get_default_store()
+        store.set(f"{self._prefix}/{key}", value)
+
+    def look(self, key: str) -> bytes | None:
+        """See Rendezvous. One round trip to the store's process."""
+        store: Any = dist.distributed_c10d._get_default_store()
+        return bytes(store.get(f"{self._prefix}/{key}")) if store.check([f"{self._prefix}/{key}"]) else None
+
     def _await(self, store: Any, rank: int, deadline: float, timeout_s: float) -> bytes:
         key = f"{self._prefix}/{rank}"
         # Not store.wait with a short timeout: torch prints a warning for each that passes.
