@@ -59,7 +59,8 @@ def conclusions(document: dict[str, Any]) -> list[str]:
         f"the broadcast's get_batch is {document['get_batch_share']:.2%} of its step; without it, "
         f"{'nothing can be said' if possible is None else f'{possible:+.2%} throughput is possible'}, "
         f"of which headrace realises {document['realised_share']:.1%} by these times",
-        f"throughput of whole blocks: {gain['value']:+.2%} ({limits}): {gain['verdict']}",
+        f"throughput of whole blocks: {gain['value']:+.2%} ({limits}): {gain['verdict']}"
+        + (f" ({gain['reason']})" if gain["reason"] else ""),
         f"batches of all feeds on all ranks identical, byte for byte: {_yes(document['identical_batches'])}",
         f"losses of trainings from one seed identical, bit by bit: {_yes(document['identical_losses'])} "
         f"({losses[0]:.4f} -> {losses[-1]:.4f} in {len(losses)} steps)",
