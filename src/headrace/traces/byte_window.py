@@ -14,7 +14,7 @@ import mmap
 import os
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 from typing import TypeVar
@@ -27,8 +27,11 @@ Decoded = TypeVar("Decoded")
 MAX_HELD_BYTES = 64 << 20
 """No event, head or tail of a trace is longer; it bounds what a malformed file can make us hold."""
 
-RELEASED_AT_ONCE_BYTES = 16 << 20
-"""Mapped pages behind the window are handed back in pieces of this size."""
+MAPPED_AT_ONCE_BYTES = 64 << 20
+"""Pages ahead are brought in, and those behind handed back, in pieces of this size."""
+
+MADV_POPULATE_READ = 22
+"""Linux 5.14. One call instead of a page fault per 64 KiB; and an error, not a SIGBUS, if the file was cut."""
 
 _BORDER = re.compile(rb"\}\s*,\s*\{")
 _OPEN, _CLOSE = ord("["), ord("]")
@@ -82,17 +85,11 @@ class Window:
 
     def last_border(self) -> tuple[int, int] | None:
         """(end of the last event before the last border in view, start of the next event)."""
-        reach = 1 << 13
-        while True:
-            start = max(self._begin, self._end - reach)
-            last = None
-            for last in _BORDER.finditer(self._buffer, start, self._end):  # noqa: B007  the last one counts
-                pass
-            if last is not None:
-                return last.start() + 1 - self._begin, last.end() - 1 - self._begin
-            if start == self._begin:
-                return None
-            reach *= 16
+        brace = self._end
+        while (brace := self._buffer.rfind(b"}", self._begin, brace)) >= 0:
+            if border := _BORDER.match(self._buffer, brace, self._end):
+                return brace + 1 - self._begin, border.end() - 1 - self._begin
+        return None
 
 
 class MappedWindow(Window):
@@ -101,7 +98,7 @@ class MappedWindow(Window):
     def __init__(self, path: Path, file: FileIO, num_bytes: int) -> None:
         self._file = file
         self._size = os.fstat(file.fileno()).st_size
-        self._released = 0
+        self._released = self._populated = 0
         mapped = mmap.mmap(file.fileno(), self._size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
         super().__init__(path, mapped, num_bytes)
 
@@ -110,11 +107,20 @@ class MappedWindow(Window):
         self._end = min(self._size, self._begin + self._num_bytes)
         if os.fstat(self._file.fileno()).st_size < self._end:  # touching what is gone would be SIGBUS
             raise FormatError(f"{self._path} was cut to less than {self._end:,} bytes while it was being read")
+        if self._end > self._populated:
+            self._populate()
         return self._end > before
+
+    def _populate(self) -> None:
+        assert isinstance(self._buffer, mmap.mmap)
+        while self._populated < self._end:
+            start, self._populated = self._populated, self._populated + MAPPED_AT_ONCE_BYTES
+            with suppress(OSError):  # an older kernel: the pages come one by one
+                self._buffer.madvise(MADV_POPULATE_READ, start, min(MAPPED_AT_ONCE_BYTES, self._size - start))
 
     def drop(self, num_bytes: int) -> None:
         self._begin += num_bytes
-        behind = (self._begin - 1 - self._released) // RELEASED_AT_ONCE_BYTES * RELEASED_AT_ONCE_BYTES
+        behind = (self._begin - 1 - self._released) // MAPPED_AT_ONCE_BYTES * MAPPED_AT_ONCE_BYTES
         if behind:
             assert isinstance(self._buffer, mmap.mmap)
             self._buffer.madvise(mmap.MADV_DONTNEED, self._released, behind)

@@ -66,10 +66,10 @@ def launch_delay(tasks: Tasks) -> LaunchDelay | None:
 
 
 def _launch_of_next_task(idle: IntervalSet, tasks: Tasks) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """For each gap the launch of the task that ends it; NO_LAUNCH where no task does or its call is unknown."""
+    """For each gap the launch of the (first recorded) task that ends it; NO_LAUNCH where its call is unknown."""
     if len(tasks) == 0:
         return np.full(len(idle), NO_LAUNCH)
-    order = np.lexsort((tasks.launch_ns, tasks.start_ns))
-    start_ns = tasks.start_ns[order]
+    order = np.argsort(tasks.start_ns, kind="stable")
+    start_ns, launch_ns = tasks.start_ns[order], tasks.launch_ns[order]
     index = np.minimum(np.searchsorted(start_ns, idle[:, 1]), len(order) - 1)
-    return np.where(start_ns[index] == idle[:, 1], tasks.launch_ns[order][index], NO_LAUNCH)
+    return np.where(start_ns[index] == idle[:, 1], launch_ns[index], NO_LAUNCH)

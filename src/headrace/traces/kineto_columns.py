@@ -180,10 +180,12 @@ class _Collector:
 
     def _kinds(self, kernels: list[Kernel]) -> npt.NDArray[np.uint8]:
         known = self._kind_of_name
-        for kernel in kernels:
-            if kernel.name not in known:
-                known[kernel.name] = _kind_of_kernel(kernel)
-        kinds = np.array([known[kernel.name] for kernel in kernels], dtype=np.uint8)
+        names = [kernel.name for kernel in kernels]
+        if not known.keys() >= set(names):
+            for kernel in kernels:
+                if kernel.name not in known:
+                    known[kernel.name] = _kind_of_kernel(kernel)
+        kinds = np.array([known[name] for name in names], dtype=np.uint8)
         for index in np.flatnonzero(kinds == TaskKind.COMMUNICATION).tolist():
             kernel, task = kernels[index], self._num_device + index
             self._collectives.append(CollectiveKernel(task=task, name=kernel.name, args=kernel.args))
