@@ -89,7 +89,7 @@ def _lanes(
         idle = split_idle_of_cpu(busy, timeline.loading, start_ns, end_ns)
     else:
         idle = split_idle(busy, tasks, timeline.loading, start_ns, end_ns)
-    received = tasks.kind == TaskKind.RECEIVE
+    received = tasks.kind == int(TaskKind.RECEIVE)
     visible = communication_is_visible
     return StepLanes(
         step=number,
@@ -102,10 +102,17 @@ def _lanes(
         copies_ns=length_ns(copies),
         exposed_copies_ns=length_ns(clip(subtract(copies, working), start_ns, end_ns)),
         bubble_ns=int((tasks.end_ns[received] - tasks.start_ns[received]).sum()),
-        exposed_bubble_ns=length_ns(subtract(receive, merge(computing, tasks.covered(TaskKind.COMMUNICATION)))),
+        exposed_bubble_ns=_alone_ns(receive, computing, tasks),
         preparing_ns=start_ns - mark[0] if mark and not on_cpu else None,
         **idle,
     )
+
+
+def _alone_ns(receive: IntervalSet, computing: IntervalSet, tasks: Tasks) -> int:
+    """Time in which nothing but a receive runs."""
+    if len(receive) == 0:
+        return 0
+    return length_ns(subtract(receive, merge(computing, tasks.covered(TaskKind.COMMUNICATION))))
 
 
 def waterfall(lanes: StepLanes) -> dict[str, int] | None:

@@ -46,7 +46,10 @@ def union(start_ns: Nanoseconds, end_ns: Nanoseconds) -> IntervalSet:
 
 def merge(*sets: IntervalSet) -> IntervalSet:
     """The moments that lie in any of the sets."""
-    rows = np.concatenate([EMPTY, *sets])
+    filled = [intervals for intervals in sets if len(intervals)]
+    if len(filled) < 2:
+        return filled[0] if filled else EMPTY
+    rows = np.concatenate(filled)
     return union(rows[:, 0], rows[:, 1])
 
 
@@ -60,8 +63,8 @@ def intersect(left: IntervalSet, right: IntervalSet) -> IntervalSet:
     if len(left) == 0 or len(right) == 0:
         return EMPTY
     # Rows of `right` that touch row i of `left` are first[i] .. last[i] - 1, because both sets are sorted and disjoint.
-    first = np.searchsorted(right[:, 1], left[:, 0], side="right")
-    last = np.searchsorted(right[:, 0], left[:, 1], side="left")
+    first = right[:, 1].searchsorted(left[:, 0], side="right")
+    last = right[:, 0].searchsorted(left[:, 1], side="left")
     pairs = np.maximum(last - first, 0)
     left_row = np.repeat(np.arange(len(left)), pairs)
     ahead = np.cumsum(pairs) - pairs
@@ -93,8 +96,8 @@ def clip(intervals: IntervalSet, start_ns: int, end_ns: int) -> IntervalSet:
     """The moments of the set inside [start_ns, end_ns)."""
     if end_ns <= start_ns:
         return EMPTY
-    first = int(np.searchsorted(intervals[:, 1], start_ns, side="right"))
-    last = int(np.searchsorted(intervals[:, 0], end_ns, side="left"))
+    first = int(intervals[:, 1].searchsorted(start_ns, side="right"))
+    last = int(intervals[:, 0].searchsorted(end_ns, side="left"))
     if last <= first:
         return EMPTY
     inside = intervals[first:last].copy()
