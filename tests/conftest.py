@@ -14,6 +14,9 @@ import pytest
 
 WATCHDOG_S = 150.0
 
+# A job that a shell starts in the background ignores Ctrl-C, and so would every process the tests start from there.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 @pytest.fixture
 def watchdog() -> Iterator[None]:
