@@ -2,6 +2,7 @@
 
 import json
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from headrace.cli import main
 from headrace.store import StoreWriter, build_corpus
+from headrace.store.bpe import train
 
 DOCUMENTS = [[5, 6, 9], [7, 9], [9], [8, 4, 3, 9], [1] * 17]
 
@@ -95,6 +97,34 @@ def test_text_is_shown_where_a_tokenizer_lies_beside_the_store(
     assert "token ids instead of text" not in printed
 
 
+def test_what_prepare_leaves_is_found_and_not_taken_for_that_of_another_pair(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("tokenizers", reason="needs the extra prepare")
+    (tmp_path / "a.txt").write_text("the wheel turns the mill " * 9)
+    (tmp_path / "tokenizer.json").write_text(train(["the wheel turns the mill"], vocab_size=270).to_json())
+    made = ("prepare", str(tmp_path / "a.txt"), "-t", str(tmp_path / "tokenizer.json"), "--append-eod")
+    shown = ("inspect", str(tmp_path / "a"), "--sample", "0", "--seq-length", "20", "--eod-mask-loss")
+    assert headrace(monkeypatch, *made, "-o", str(tmp_path / "a"), "--processes", "1") == 0
+    capsys.readouterr()
+    assert headrace(monkeypatch, *shown) == 0
+    assert "the wheel turns" in capsys.readouterr().out
+
+    with StoreWriter(tmp_path / "a", np.uint16) as writer:
+        writer.add_document(range(2, 50))
+    assert headrace(monkeypatch, *shown) == 2
+    assert "eod_mask_loss" in capsys.readouterr().err
+    assert headrace(monkeypatch, *shown[:-1]) == 0
+    assert "the manifest beside the store is that of another one" in capsys.readouterr().out
+
+
+def test_the_version_is_that_of_the_package(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert headrace(monkeypatch, "--version") == 0
+    assert capsys.readouterr().out == f"headrace {version('headrace')}\n"
+
+
 def test_an_empty_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     with StoreWriter(tmp_path / "empty", np.int32):
         pass
@@ -129,7 +159,8 @@ def test_wrong_use_is_one_sentence_and_exit_code_2(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert headrace(monkeypatch, "inspect", prefix, *arguments) == 2
-    errors = capsys.readouterr().err
+    printed, errors = capsys.readouterr()
+    assert printed == "", "the histogram of a large store is not the answer to a wrong question"
     assert errors.startswith("ConfigError: ")
     assert sentence in errors
     assert errors.count("\n") == 1

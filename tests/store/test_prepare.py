@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import multiprocessing
@@ -19,9 +20,9 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from headrace.errors import ConfigError, FormatError
-from headrace.store import StoreWriter, TokenStore, bpe
+from headrace.store import StoreWriter, TokenStore, bpe, build_corpus, load_tokenizer, read_manifest
 from headrace.store.prepare import Prepared, plan_parts, prepare
-from headrace.store.prepare_tokenizer import end_of_document, parse_tokenizer
+from headrace.store.prepare_tokenizer import end_of_document, find_tokenizer, parse_tokenizer
 from headrace.store.records import BadRecord, Piece, Record, RecordReader, pieces_of
 from tests.store.prepared_by_megatron import write_as_megatron
 
@@ -307,6 +308,118 @@ def test_appending_a_store_is_megatrons_add_index(tmp_path: Path) -> None:
     assert pair(tmp_path / "ours") == pair(tmp_path / "theirs")
     with StoreWriter(tmp_path / "wide", "int32") as wide, pytest.raises(ConfigError, match="cannot be appended"):
         wide.add_store(TokenStore(tmp_path / "a"))
+
+
+def test_what_the_ids_mean_lies_beside_each_of_several_pairs(tmp_path: Path, tokenizer: Path) -> None:
+    (tmp_path / "x.jsonl").write_bytes(lines(TEXTS))
+    build_corpus(write_folder(tmp_path / "folder"), tmp_path / "built", vocab_size=280)
+    content = (tokenizer / "tokenizer.json").read_text()
+    for prefix, append_eod in ((tmp_path / "ended", True), (tmp_path / "plain", False)):
+        made = run([tmp_path / "x.jsonl"], prefix, tokenizer, append_eod=append_eod)
+        manifest, found = read_manifest(prefix), load_tokenizer(prefix)
+        assert manifest is not None
+        assert found is not None
+        assert manifest.fingerprint == TokenStore(prefix).fingerprint()
+        assert (manifest.eod, manifest.append_eod) == ((0, True) if append_eod else (None, False))
+        assert (manifest.num_tokens, manifest.vocab_size) == (made.num_tokens, made.vocab_size)
+        assert Path(f"{prefix}.tokenizer.json").read_text() == content
+        assert found.decode(TokenStore(prefix).read(0)) == TEXTS[0] + "<|endoftext|>" * append_eod
+        names = {path.name for path in tmp_path.glob(f"*{prefix.name}*")}
+        assert names == {f"{prefix.name}{end}" for end in (".bin", ".idx", ".manifest.json", ".tokenizer.json")}
+    assert read_manifest(tmp_path / "built").num_documents == 1, "the folder-wide names are still those of its corpus"
+
+
+def write_folder(folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "a.py").write_text("wheel = 'turns'\n")
+    return folder
+
+
+def test_a_manifest_of_the_pair_is_checked_as_every_file_is(tmp_path: Path, tokenizer: Path) -> None:
+    (tmp_path / "x.jsonl").write_bytes(lines(TEXTS))
+    run([tmp_path / "x.jsonl"], tmp_path / "ours", tokenizer)
+    file = tmp_path / "ours.manifest.json"
+    content = json.loads(file.read_text())
+    file.write_text(json.dumps(content | {"version": 2}))
+    with pytest.raises(FormatError, match=r"ours\.manifest\.json has version 2, only version 1"):
+        read_manifest(tmp_path / "ours")
+    del content["eod"]
+    file.write_text(json.dumps(content))
+    with pytest.raises(FormatError, match=r"ours\.manifest\.json is no manifest"):
+        read_manifest(tmp_path / "ours")
+
+
+def test_a_run_that_dies_before_the_manifest_is_finished_by_the_next(
+    tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "x.jsonl").write_bytes(lines(TEXTS))
+    run([tmp_path / "x.jsonl"], tmp_path / "ours", tokenizer, append_eod=False)
+    monkeypatch.setattr(os, "replace", full_disk_for("ours.manifest.json"))
+    with pytest.raises(ConfigError, match=r"ours stands, but .*ours\.manifest\.json cannot be written: No space left"):
+        run([tmp_path / "x.jsonl"], tmp_path / "ours", tokenizer)
+    monkeypatch.undo()
+    stale = read_manifest(tmp_path / "ours")
+    assert stale is not None
+    assert stale.fingerprint != TokenStore(tmp_path / "ours").fingerprint()
+    again = run([tmp_path / "x.jsonl"], tmp_path / "ours", tokenizer)
+    assert (again.num_parts_kept, again.replaced) == (1, True)
+    assert read_manifest(tmp_path / "ours").fingerprint == TokenStore(tmp_path / "ours").fingerprint()
+    assert not list(tmp_path.glob(".*")), "no half-written file stays"
+
+
+def full_disk_for(name: str) -> Any:
+    def replace(source: Any, target: Any, real: Any = os.replace) -> None:
+        if Path(target).name == name:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))
+        real(source, target)
+
+    return replace
+
+
+def test_the_hub_is_asked_once_and_what_was_downloaded_before_is_taken(
+    tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = import_module("huggingface_hub")
+    asked: list[str] = []
+
+    def unreachable(url: str, *, timeout: float) -> None:
+        asked.append(url)
+        raise OSError("no network\nand more of it")
+
+    def downloaded(name: str, file: str, *, local_files_only: bool = False) -> str:
+        assert local_files_only, "the download would ask again, six times"
+        return str(tokenizer / file)
+
+    def nothing(name: str, file: str, *, local_files_only: bool = False) -> str:
+        assert local_files_only
+        raise FileNotFoundError
+
+    monkeypatch.setattr(hub, "get_hf_file_metadata", unreachable)
+    monkeypatch.setattr(hub, "hf_hub_download", downloaded)
+    assert find_tokenizer("some/name") == (tokenizer / "tokenizer.json").read_text()
+    monkeypatch.setattr(hub, "hf_hub_download", nothing)
+    with pytest.raises(ConfigError, match=r"'some/name' is no file or folder .* that name: no network; name"):
+        find_tokenizer("some/name")
+    assert len(asked) == 2
+
+
+def test_the_verb_says_what_was_reused_and_what_replaced(tmp_path: Path, tokenizer: Path) -> None:
+    from headrace.cli.app import app
+
+    (tmp_path / "x.jsonl").write_bytes(lines(TEXTS))
+    arguments = ["prepare", str(tmp_path / "x.jsonl"), "-o", str(tmp_path / "ours"), "-t", str(tokenizer)]
+    said = [CliRunner().invoke(app, [*arguments, "--processes", "1"]).output for _ in range(2)]
+    assert "all of it tokenised in this run\n" in said[0]
+    assert "all of it tokenised in this run; the pair that was there is replaced\n" in said[1]
+
+    def interrupt(done: int, total: int) -> None:
+        if done:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run([tmp_path / "x.jsonl"], tmp_path / "ours", tokenizer, append_eod=False, progress=interrupt)
+    went_on = CliRunner().invoke(app, [*arguments, "--processes", "1"]).output
+    assert "went on: 1 of 1 parts were finished by an earlier run; the pair that was there is replaced\n" in went_on
 
 
 def test_the_verb_reports_what_it_made(tmp_path: Path, tokenizer: Path) -> None:

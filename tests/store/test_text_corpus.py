@@ -14,7 +14,7 @@ from headrace.store import (
     read_manifest,
     standard_library,
 )
-from headrace.store.text import find_texts
+from headrace.store.text import find_texts, read_summary
 
 pytest.importorskip("tokenizers", reason="needs the extra demo")
 
@@ -60,7 +60,10 @@ def test_one_document_per_file_in_order_of_paths_and_decoding_gives_the_text(fol
     assert (summary.skipped_not_text, summary.skipped_empty) == (2, 1)
     assert summary.num_bytes == len((SENTENCE * 40).encode()) + 550 + 10
     assert (tokenizer.eod, tokenizer.pad) == (summary.eod, summary.pad)
-    assert read_manifest(tmp_path / "corpus") == summary
+    assert read_summary(tmp_path / "corpus") == summary
+    manifest = read_manifest(tmp_path / "corpus")
+    assert manifest is not None
+    assert (manifest.fingerprint, manifest.eod, manifest.pad) == (summary.fingerprint, summary.eod, summary.pad)
 
 
 def test_the_same_folder_gives_the_same_bytes(folder: Path, tmp_path: Path) -> None:

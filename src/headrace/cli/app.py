@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from importlib.metadata import version
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -22,7 +24,6 @@ EXIT_USAGE = 2
 
 app = typer.Typer(
     name="headrace",
-    help="Feed every rank of a training job from shared memory; measure what a step is made of.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -35,6 +36,21 @@ app.command("compare")(compare)
 app.command("tune")(tune)
 app.command("prepare")(prepare)
 app.add_typer(bench.app, name="bench")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"headrace {version('headrace')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Feed every rank of a training job from shared memory; measure what a step is made of."""
 
 
 def main() -> None:

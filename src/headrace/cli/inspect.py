@@ -35,7 +35,7 @@ def inspect(
     num_samples: Annotated[int | None, typer.Option(help="Samples of the run (None: one epoch).")] = None,
     split: Annotated[str | None, typer.Option(help='Weights of train, valid, test such as "969,30,1".')] = None,
     split_name: Annotated[str, typer.Option(help="Which part of --split.")] = "train",
-    eod: Annotated[int | None, typer.Option(help="End-of-document id (default: what manifest.json says).")] = None,
+    eod: Annotated[int | None, typer.Option(help="End-of-document id (default: what the manifest says).")] = None,
     eod_mask_loss: Annotated[bool, typer.Option(help="What follows an end of document is no target.")] = False,
     cp_size: Annotated[int, typer.Option(help="Show the part of one of so many context-parallel ranks.")] = 1,
     cp_rank: Annotated[int, typer.Option(help="Which one.")] = 0,
@@ -50,13 +50,12 @@ def inspect(
         raise ConfigError("--sample and --seq-length belong together: which sample, and how many tokens per row")
     check_writable(json)
     from headrace.cli.inspect_sample import SampleRequest, take_sample
-    from headrace.cli.inspect_view import show_view
+    from headrace.cli.inspect_view import describe_view
     from headrace.store import TokenStore
 
-    console = Console()
     with TokenStore(prefix) as store:
-        document = describe(store)
-        print_store(console, document)
+        taken = view = None
+        # A sample that cannot be taken is said before a large store is read for its histogram.
         if sample is not None and seq_length is not None:
             request = SampleRequest(
                 sample=sample,
@@ -70,11 +69,7 @@ def inspect(
                 eod_mask_loss=eod_mask_loss,
             )
             taken = take_sample(store, request)
-            document["sample"] = msgspec.to_builtins(taken)
-            print_sample(console, taken)
-            show_view(
-                console,
-                document,
+            view = describe_view(
                 taken,
                 cp_size=cp_size,
                 cp_rank=cp_rank,
@@ -83,7 +78,22 @@ def inspect(
                 stage=stage,
                 mtp_depth=mtp_depth,
             )
+        document = describe(store)
+    print_store(Console(), document)
+    if taken is not None:
+        add_sample(Console(), document, taken, view)
     write_document(json, document)
+
+
+def add_sample(console: Console, document: dict[str, Any], taken: Sample, view: dict[str, Any] | None) -> None:
+    """The micro batch and what one rank takes of it, into the document and onto the terminal."""
+    from headrace.cli.inspect_view import print_view
+
+    document["sample"] = msgspec.to_builtins(taken)
+    print_sample(console, taken)
+    if view is not None:
+        document["view"] = view
+        print_view(console, view)
 
 
 def describe(store: TokenStore) -> dict[str, Any]:

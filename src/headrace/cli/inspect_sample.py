@@ -10,7 +10,7 @@ import numpy as np
 from headrace.errors import ConfigError
 from headrace.order import MegatronOrder, OrderRules, Part
 from headrace.packing import PackRules, pack
-from headrace.store import Tokenizer, TokenStore, load_tokenizer, read_manifest
+from headrace.store import Manifest, Tokenizer, TokenStore, load_tokenizer, read_manifest
 
 SHOWN_CHARACTERS = 160
 SHOWN_IDS = 16
@@ -92,12 +92,17 @@ def take_sample(store: TokenStore, request: SampleRequest) -> Sample:
         filled = 0
         for part in parts_of_row:
             filled += store.read_into(row[filled:], part.document, part.offset, part.length)
-    eod, pad = _special_ids(store, request.eod)
+    manifest = read_manifest(store.prefix)
+    described = manifest is not None and manifest.fingerprint == store.fingerprint()
     packing = PackRules(
-        eod=eod, pad=pad, reset_position_ids=True, reset_attention_mask=True, eod_mask_loss=request.eod_mask_loss
+        eod=manifest.eod if manifest and described and request.eod is None else request.eod,
+        pad=manifest.pad if manifest and described else None,
+        reset_position_ids=True,
+        reset_attention_mask=True,
+        eod_mask_loss=request.eod_mask_loss,
     )
     batch = pack(rows, packing, document_lengths=[[part.length for part in row_parts] for row_parts in parts])
-    tokenizer, note = _tokenizer(store)
+    tokenizer, note = _tokenizer(store, manifest, described=described)
     loss_mask = batch["loss_mask"].astype(np.int64)
     return Sample(
         first_sample=samples[0],
@@ -166,15 +171,10 @@ def _shown(ids: list[int], tokenizer: Tokenizer | None) -> str:
     return printable[:SHOWN_CHARACTERS] + ("..." if cut else "")
 
 
-def _special_ids(store: TokenStore, eod: int | None) -> tuple[int | None, int | None]:
-    manifest = read_manifest(store.prefix)
-    if manifest is None:
-        return eod, None
-    return (manifest.eod if eod is None else eod), manifest.pad
-
-
-def _tokenizer(store: TokenStore) -> tuple[Tokenizer | None, str]:
+def _tokenizer(store: TokenStore, manifest: Manifest | None, *, described: bool) -> tuple[Tokenizer | None, str]:
     """The tokenizer beside the store, or why there is no text to show."""
+    if manifest is not None and not described:
+        return None, "token ids instead of text: the manifest beside the store is that of another one"
     try:
         tokenizer = load_tokenizer(store.prefix)
     except ConfigError as error:

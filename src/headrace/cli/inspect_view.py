@@ -17,12 +17,10 @@ if TYPE_CHECKING:
 SHOWN_VALUES = 24
 
 
-def show_view(console: Console, document: dict[str, Any], sample: Sample, **asked: Any) -> None:
-    """Print the view that the options name and add it to the document; nothing if it is all of the batch."""
+def describe_view(sample: Sample, **asked: Any) -> dict[str, Any] | None:
+    """The view that the options name, as `view_of` describes it; None if it is all of the batch."""
     view = View(**asked)
-    if view != View():
-        document["view"] = view_of(sample, view)
-        print_view(console, document["view"])
+    return view_of(sample, view) if view != View() else None
 
 
 def view_of(sample: Sample, view: View) -> dict[str, Any]:

@@ -21,7 +21,12 @@ NUM_BAD_PRINTED = 10
 
 def prepare(
     inputs: Annotated[list[str], typer.Argument(help="Files or folders: .txt, .jsonl (.gz, .zst), .parquet.")],
-    output: Annotated[str, typer.Option("--output", "-o", metavar="PREFIX", help="Writes PREFIX.bin, PREFIX.idx.")],
+    output: Annotated[
+        str,
+        typer.Option(
+            "--output", "-o", metavar="PREFIX", help="Writes PREFIX.bin, PREFIX.idx, and beside them what the ids mean."
+        ),
+    ],
     tokenizer: Annotated[
         str, typer.Option("--tokenizer", "-t", help="A tokenizer.json, a folder with one, or a name on the hub.")
     ],
@@ -33,7 +38,10 @@ def prepare(
     processes: Annotated[int | None, typer.Option(help="Side by side (default: one per core).")] = None,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report as JSON.")] = None,
 ) -> None:
-    """Turn text into a .bin/.idx pair. A run that was interrupted goes on where it was when called again."""
+    """Turn text into a .bin/.idx pair. A run that was interrupted goes on where it was when called again.
+
+    A pair that is there already is written anew.
+    """
     check_writable(json)
     from headrace.store.prepare import prepare as prepare_store
 
@@ -57,16 +65,25 @@ def prepare(
 
 def print_prepared(console: Console, prepared: Prepared) -> None:
     """What was made, and where it was not what it should be."""
-    kept = f", {prepared.num_parts_kept} of {prepared.num_parts} parts kept" if prepared.num_parts_kept else ""
     end = "no end-of-document id" if prepared.eod is None else f"each ends in id {prepared.eod}"
     console.print(
         f"{prepared.prefix}: {prepared.num_documents:,} documents, {prepared.num_tokens:,} tokens, {prepared.dtype}, "
-        f"{end}{kept}",
+        f"{end}",
         markup=False,
     )
+    console.print(_origin(prepared))
     if prepared.num_empty:
         console.print(f"{prepared.num_empty:,} documents are empty")
     if prepared.num_bad:
         console.print(f"{prepared.num_bad:,} records are not in it:", style="yellow")
         for bad in prepared.bad[:NUM_BAD_PRINTED]:
             console.print(f"  {bad.path}, line {bad.line}: {bad.reason}", markup=False)
+
+
+def _origin(prepared: Prepared) -> str:
+    """What was reused, and what was in the way."""
+    if prepared.num_parts_kept:
+        done = f"went on: {prepared.num_parts_kept} of {prepared.num_parts} parts were finished by an earlier run"
+    else:
+        done = "all of it tokenised in this run"
+    return f"{done}; the pair that was there is replaced" if prepared.replaced else done

@@ -3,6 +3,7 @@
 format.py        the bytes; the only file that knows them
 reader.py        TokenStore: memory-mapped, checked
 writer.py        StoreWriter: atomic
+manifest.py      what lies beside a pair: what its ids mean
 bpe.py           the byte-level BPE tokenizer (needs the extra `demo`)
 text.py          text files -> tokens
 corpus_cache.py  a corpus built once, reused by the next run
@@ -14,12 +15,14 @@ prepare.py       documents -> tokens with a tokenizer that exists: plan, resume,
 from headrace.store.bpe import Tokenizer, load_tokenizer
 from headrace.store.corpus_cache import cached_corpus
 from headrace.store.format import optimal_dtype
+from headrace.store.manifest import Manifest, read_manifest
 from headrace.store.reader import TokenStore
-from headrace.store.text import CorpusSummary, build_corpus, read_manifest, standard_library
+from headrace.store.text import CorpusSummary, build_corpus, standard_library
 from headrace.store.writer import StoreWriter
 
 __all__ = [
     "CorpusSummary",
+    "Manifest",
     "StoreWriter",
     "TokenStore",
     "Tokenizer",

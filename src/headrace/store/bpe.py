@@ -1,4 +1,4 @@
-"""The byte-level BPE tokenizer of a corpus: trained here, kept as tokenizer.json beside the store.
+"""The byte-level BPE tokenizer of a corpus: trained here, kept beside the store.
 
 Imports `tokenizers`, an extra, when it is needed. Byte-level: any text can be encoded, no id means "unknown".
 """
@@ -9,13 +9,10 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 from headrace.errors import ConfigError, FormatError
-from headrace.store.format import prefix_of
-
-TOKENIZER_FILE = "tokenizer.json"
+from headrace.store.manifest import TOKENIZER_FILE, beside
 
 END_OF_DOCUMENT = "<|endoftext|>"
 PADDING = "<|padding|>"
@@ -86,11 +83,11 @@ def train(texts: Iterable[str], *, vocab_size: int) -> Tokenizer:
 
 
 def load_tokenizer(prefix: str | os.PathLike[str]) -> Tokenizer | None:
-    """The tokenizer whose tokenizer.json lies in the folder of the store `prefix`; None if there is none.
+    """The tokenizer that lies beside the store `prefix` (see manifest.py); None if there is none.
 
     Raises ConfigError if the file is there but `tokenizers` is not installed, FormatError if it cannot be parsed.
     """
-    path = Path(prefix_of(prefix)).parent / TOKENIZER_FILE
+    path = beside(prefix, TOKENIZER_FILE)
     if not path.is_file():
         return None
     tokenizers = _tokenizers()

@@ -16,14 +16,14 @@ from pathlib import Path
 
 from headrace.errors import ConfigError, FormatError
 from headrace.store import bpe
+from headrace.store.manifest import MANIFEST_VERSION, TOKENIZER_FILE
 from headrace.store.reader import TokenStore
 from headrace.store.text import (
-    MANIFEST_VERSION,
     CorpusSummary,
     Progress,
     build_corpus,
     find_texts,
-    read_manifest,
+    read_summary,
     standard_library,
 )
 
@@ -105,10 +105,10 @@ def _key(source: Path, pattern: str, vocab_size: int, append_eod: bool) -> str:
 def _intact(home: Path) -> CorpusSummary | None:
     """The summary of a finished corpus whose files are what its manifest says; None if it is missing or damaged."""
     try:
-        summary = read_manifest(home / "corpus")
+        summary = read_summary(home / "corpus")
         if summary is None:
             return None
-        tokenizer = (home / bpe.TOKENIZER_FILE).read_bytes()
+        tokenizer = (home / TOKENIZER_FILE).read_bytes()
         with TokenStore(home / "corpus") as store:
             same = store.fingerprint() == summary.fingerprint
     except (ConfigError, FormatError, OSError):

@@ -3,7 +3,9 @@
     PREFIX.parts/plan.json         what the parts are made of: inputs, tokenizer, options
     PREFIX.parts/00000.bin .idx    a part: some pieces of the inputs, tokenised
     PREFIX.parts/00000.json        its record, written last: a part with a record is finished
-    PREFIX.bin .idx                all parts in order; the folder goes away when they stand
+    PREFIX.bin .idx                all parts in order
+    PREFIX.tokenizer.json          what the ids mean, and
+    PREFIX.manifest.json           what ends a document (see manifest.py); then the folder of the parts goes away
 
 The parts and their order follow from the inputs alone, so any number of processes writes the same bytes. What was
 finished when a run was killed is kept, as long as the plan is the same. The bytes are those of Megatron's
@@ -26,7 +28,16 @@ from pathlib import Path
 import msgspec
 
 from headrace.errors import ConfigError
-from headrace.store.format import optimal_dtype, prefix_of
+from headrace.store.format import index_path, optimal_dtype, prefix_of
+from headrace.store.manifest import (
+    MANIFEST_FILE,
+    MANIFEST_VERSION,
+    TOKENIZER_FILE,
+    Manifest,
+    encode_manifest,
+    of_pair,
+    replace_file,
+)
 from headrace.store.prepare_part import Part, PartRecord, PartWriter, TokenizerFacts
 from headrace.store.prepare_tokenizer import end_of_document, find_tokenizer, num_ids, parse_tokenizer
 from headrace.store.prepare_workers import write_parts
@@ -69,6 +80,8 @@ class Prepared:
     num_parts: int
     num_parts_kept: int
     """Finished by an earlier run that did not end."""
+    replaced: bool
+    """There was a pair of this name; it is gone."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,6 +111,8 @@ def prepare(
 ) -> Prepared:
     """Tokenise files and folders (see records.py) into PREFIX.bin / PREFIX.idx. Blocks; minutes per gigabyte and core.
 
+    A pair that is there is replaced, never reused. PREFIX.tokenizer.json and PREFIX.manifest.json are put beside it.
+
     `tokenizer` is a tokenizer.json, a folder with one, or a name on the hub; its special tokens are not added, and text
     that spells one is text. `eod` names the token `append_eod` appends. `num_processes` defaults to the cores this
     process may use; with 1, all is done in this process. `part_bytes` of input, by default 1 to 64 MiB, are what is
@@ -125,9 +140,11 @@ def prepare(
         num_processes = num_processes or len(os.sched_getaffinity(0))
         _write_missing(folder, facts, parts, kept, num_processes=num_processes, progress=progress or _silent)
         records = [read_record(folder, part) for part in parts]
+        replaced = Path(index_path(str(target))).exists()
         _join(folder, target, parts, records, facts)
+        _describe(target, facts)
         shutil.rmtree(folder)
-    return _summary(target, records, facts, num_kept=len(kept))
+    return _summary(target, records, facts, num_kept=len(kept), replaced=replaced)
 
 
 def plan_parts(pieces: Iterator[Piece], part_bytes: int) -> list[Part]:
@@ -233,7 +250,35 @@ def _join(
                 writer.add_store(store)
 
 
-def _summary(target: Path, records: Sequence[PartRecord], facts: TokenizerFacts, *, num_kept: int) -> Prepared:
+def _describe(target: Path, facts: TokenizerFacts) -> None:
+    """What the ids of the pair mean, for its readers; the manifest last."""
+    content = facts.content.encode()
+    with TokenStore(target) as store:
+        manifest = Manifest(
+            version=MANIFEST_VERSION,
+            fingerprint=store.fingerprint(),
+            tokenizer_sha256=hashlib.sha256(content).hexdigest(),
+            num_documents=store.num_documents,
+            num_tokens=store.num_tokens,
+            vocab_size=facts.vocab_size,
+            eod=facts.eod,
+            pad=None,
+            append_eod=facts.eod is not None,
+            dtype=store.dtype.name,
+        )
+    try:
+        replace_file(of_pair(target, TOKENIZER_FILE), content)
+        replace_file(of_pair(target, MANIFEST_FILE), encode_manifest(manifest))
+    except OSError as error:
+        raise ConfigError(
+            f"the pair {target} stands, but {error.filename} cannot be written: {error.strerror}; "
+            "make room or remove what is in the way, and run it again"
+        ) from error
+
+
+def _summary(
+    target: Path, records: Sequence[PartRecord], facts: TokenizerFacts, *, num_kept: int, replaced: bool
+) -> Prepared:
     return Prepared(
         prefix=str(target),
         num_documents=sum(record.num_documents for record in records),
@@ -246,6 +291,7 @@ def _summary(target: Path, records: Sequence[PartRecord], facts: TokenizerFacts,
         eod=facts.eod,
         num_parts=len(records),
         num_parts_kept=num_kept,
+        replaced=replaced,
     )
 
 

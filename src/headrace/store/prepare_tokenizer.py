@@ -9,10 +9,11 @@ from typing import Any
 import msgspec
 
 from headrace.errors import ConfigError, FormatError
-from headrace.store.bpe import TOKENIZER_FILE
+from headrace.store.manifest import TOKENIZER_FILE
 
 # What ends a document in the vocabularies of GPT-2 / Qwen / OLMo, Llama 3, Llama 2 / Mistral, and Gemma.
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
+_HUB_TIMEOUT_S = 10.0
 
 
 def find_tokenizer(where: str) -> str:
@@ -23,19 +24,30 @@ def find_tokenizer(where: str) -> str:
         return file.read_text(encoding="utf-8")
     if path.is_dir() or path.suffix == ".json" or path.is_absolute():
         raise ConfigError(f"there is no {file}; name a tokenizer.json, a folder that holds one, or a name on the hub")
+    return _from_hub(where).read_text(encoding="utf-8")
+
+
+def _from_hub(name: str) -> Path:
+    """The hub's newest tokenizer.json under that name, or the one an earlier download left. HF_HUB_OFFLINE is kept."""
+    hub = _extra("huggingface_hub")
     try:
-        return str(_tokenizers().Tokenizer.from_pretrained(where).to_str())
-    except ConfigError:
-        raise
-    except Exception as error:  # the library raises bare Exception, whatever went wrong
-        raise ConfigError(
-            f"{where!r} is no file or folder here, and the hub does not answer to that name: {error}"
-        ) from error
+        # Asked once: the download itself asks six times, for 24 s, before it says that there is no network.
+        hub.get_hf_file_metadata(hub.hf_hub_url(name, TOKENIZER_FILE), timeout=_HUB_TIMEOUT_S)
+        return Path(hub.hf_hub_download(name, TOKENIZER_FILE))
+    except Exception as error:  # of the hub's own classes, the HTTP library's, ValueError for what can be no name
+        try:
+            return Path(hub.hf_hub_download(name, TOKENIZER_FILE, local_files_only=True))
+        except Exception:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise ConfigError(
+                f"{name!r} is no file or folder here, none that was downloaded before, and the hub does not answer to "
+                f"that name: {reason}; name a tokenizer.json, a folder that holds one, or a name on the hub"
+            ) from error
 
 
 def parse_tokenizer(content: str, *, where: str) -> Any:
     """A `tokenizers.Tokenizer` that neither cuts nor fills documents. FormatError for what is none."""
-    tokenizers = _tokenizers()
+    tokenizers = _extra("tokenizers")
     try:
         backend = tokenizers.Tokenizer.from_str(content)
     except Exception as error:  # the library raises bare Exception
@@ -73,8 +85,8 @@ def _configured_end(where: str) -> str | None:
     return end.get("content") if isinstance(end, dict) else end
 
 
-def _tokenizers() -> Any:
+def _extra(name: str) -> Any:
     try:
-        return import_module("tokenizers")
+        return import_module(name)
     except ImportError:
-        raise ConfigError("preparing text needs the package `tokenizers`: pip install headrace[prepare]") from None
+        raise ConfigError(f"preparing text needs the package `{name}`: pip install headrace[prepare]") from None

@@ -13,16 +13,20 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
-from headrace.errors import ConfigError, FormatError
+from headrace.errors import ConfigError
 from headrace.store import bpe
 from headrace.store.format import optimal_dtype, prefix_of
+from headrace.store.manifest import (
+    MANIFEST_FILE,
+    MANIFEST_VERSION,
+    TOKENIZER_FILE,
+    Manifest,
+    decode_manifest,
+    encode_manifest,
+    replace_file,
+)
 from headrace.store.reader import TokenStore
 from headrace.store.writer import StoreWriter
-
-MANIFEST_FILE = "manifest.json"
-MANIFEST_VERSION = 1
 
 # Third-party code beside the standard library, compiled files, version control: not part of a folder's text.
 _SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "__pycache__", "node_modules"})
@@ -39,30 +43,20 @@ Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CorpusSummary:
-    """What a corpus is made of; the content of manifest.json. Holds no times and no paths: same text, same bytes."""
+class CorpusSummary(Manifest):
+    """What a corpus is made of; the content of the folder's manifest.json."""
 
-    version: int
-    fingerprint: str
-    """`TokenStore.fingerprint()` of the pair."""
-    tokenizer_sha256: str
+    eod: int
+    pad: int
     text_sha256: str
     """Over all documents in order."""
     tokenizers_version: str
-    num_documents: int
-    num_tokens: int
-    """End-of-document ids included."""
     num_bytes: int
     """UTF-8 bytes of the text."""
     skipped_not_text: int
     """Files that are not UTF-8, or hold NUL bytes."""
     skipped_empty: int
     """Files without a byte."""
-    vocab_size: int
-    eod: int
-    pad: int
-    append_eod: bool
-    dtype: str
 
 
 def standard_library() -> Path:
@@ -121,23 +115,14 @@ def build_corpus(
             append_eod=append_eod,
             dtype=dtype.name,
         )
-    _replace(target.parent / bpe.TOKENIZER_FILE, tokenizer.to_json().encode())
-    _replace(target.parent / MANIFEST_FILE, msgspec.json.format(msgspec.json.encode(summary)) + b"\n")
+    replace_file(target.parent / TOKENIZER_FILE, tokenizer.to_json().encode())
+    replace_file(target.parent / MANIFEST_FILE, encode_manifest(summary))
     return summary
 
 
-def read_manifest(prefix: str | os.PathLike[str]) -> CorpusSummary | None:
-    """The manifest beside the store `prefix`; None if there is none. Raises FormatError for one that is not ours."""
-    path = Path(prefix_of(prefix)).parent / MANIFEST_FILE
-    try:
-        summary = msgspec.json.decode(path.read_bytes(), type=CorpusSummary)
-    except FileNotFoundError:
-        return None
-    except (msgspec.DecodeError, OSError) as error:
-        raise FormatError(f"{path} is no manifest of a headrace corpus: {error}") from error
-    if summary.version != MANIFEST_VERSION:
-        raise FormatError(f"{path} has version {summary.version}, only version {MANIFEST_VERSION} can be read")
-    return summary
+def read_summary(prefix: str | os.PathLike[str]) -> CorpusSummary | None:
+    """What `build_corpus` left in the folder's manifest.json; None if there is none. FormatError if it is not ours."""
+    return decode_manifest(Path(prefix_of(prefix)).parent / MANIFEST_FILE, CorpusSummary)
 
 
 def find_texts(folder: str | os.PathLike[str], pattern: str) -> list[Path]:
@@ -209,15 +194,6 @@ def _read_text(path: Path) -> str | None:
     except (UnicodeDecodeError, OSError):
         return None
     return None if "\0" in text else text
-
-
-def _replace(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_bytes(content)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _silent(stage: str, done: int, total: int) -> None:
