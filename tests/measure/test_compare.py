@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from headrace.measure.compare import compare_runs
+from headrace.measure.flops import ModelShape
 from headrace.measure.job import join_ranks, scaling_point
 from headrace.measure.memory import DeviceMemory, HostMemory, MemoryUse
 from headrace.measure.phases import PHASES
@@ -93,6 +94,113 @@ def test_phases_are_compared_each_by_itself():
     assert metric(got, "data").ratio.estimate == pytest.approx(0.25)
     zero = compare_runs(job("a", data_ms=0), job("b", data_ms=5))
     assert "no ratio" in metric(zero, "data").reason
+
+
+def run_of(times_ms, run="a", tokens=512, samples=16, facts=FACTS):
+    """A run whose steps took exactly these times."""
+    facts = msgspec.structs.replace(facts, run=run)
+    made = [
+        StepRecord(run=run, rank=0, step=index, step_ns=round(ms * 1e6), phases_ns={}, tokens=tokens, samples=samples)
+        for index, ms in enumerate(times_ms)
+    ]
+    rank = RankRecords(path=Path("rank0.jsonl"), facts=facts, steps=tuple(made), windows=(), truncated=False)
+    return join_ranks([rank])
+
+
+def noisy(seed, num=57, ms=10.0, noise=0.4):
+    """Independent step times with the heavy right tail of a shared machine."""
+    random_ = random.Random(seed)
+    return [ms * random_.lognormvariate(0.0, noise) for _ in range(num)]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_tokens_samples_and_step_time_are_one_measurement_seen_three_ways(seed):
+    """512 tokens in every step: value, ratio, interval and verdict of the rates are those of the time, turned over."""
+    a, b = run_of(noisy(seed)), run_of(noisy(seed + 100, ms=8.0), "b")
+    got = compare_runs(a, b)
+    tokens, samples, time = (metric(got, name) for name in ("tokens/s", "samples/s", "step time"))
+    for one, job_ in ((tokens.a, a), (tokens.b, b)):
+        assert one == pytest.approx(job_.summary().throughput.tokens_per_s, rel=1e-12)
+    assert (tokens.a * time.a, tokens.b * time.b) == (pytest.approx(512), pytest.approx(512))
+    assert tokens.ratio.estimate == pytest.approx(tokens.b / tokens.a, rel=1e-12)
+    assert time.ratio.estimate == pytest.approx(1 / tokens.ratio.estimate, rel=1e-12)
+    if tokens.ratio.low is not None:
+        assert time.ratio.low == pytest.approx(1 / tokens.ratio.high, rel=1e-9)
+        assert time.ratio.high == pytest.approx(1 / tokens.ratio.low, rel=1e-9)
+        assert tokens.ratio.low < tokens.ratio.estimate < tokens.ratio.high
+    assert tokens.verdict == samples.verdict == time.verdict == got.verdict
+    assert tokens.reason == time.reason
+
+
+def test_the_edge_of_what_matters_is_the_same_for_a_time_and_its_rate():
+    """1.0100x the rate is 0.9900y the time: with two edges one would be a verdict and the other none."""
+    got = compare_runs(run_of([10.1001] * 40), run_of([10.0] * 40, "b"))
+    assert metric(got, "tokens/s").verdict == metric(got, "step time").verdict == "better"
+
+
+def geometric(first, last, num):
+    return [first * (last / first) ** (index / (num - 1)) for index in range(num)]
+
+
+@pytest.mark.parametrize(
+    "drift",
+    [
+        geometric(20.0, 4.0, 57),
+        [ms * one / 10.0 for ms, one in zip(geometric(20.0, 4.0, 57), noisy(3, noise=0.15), strict=True)],
+        [10.0 + 0.02 * index for index in range(57)],
+        [20.0] * 28 + [4.0] * 29,
+        geometric(20.0, 4.0, 12),
+    ],
+    ids=["20 to 4 ms", "20 to 4 ms with noise", "12 % in all", "two levels", "few steps"],
+)
+def test_a_run_that_drifts_throughout_gets_no_verdict_and_the_reason(drift):
+    steady = run_of(noisy(2, num=len(drift), ms=30.0, noise=0.02))
+    for got, run in ((compare_runs(steady, run_of(drift, "b")), "B"), (compare_runs(run_of(drift), steady), "A")):
+        for name in ("tokens/s", "samples/s", "step time"):
+            one = metric(got, name)
+            assert one.verdict == "cannot tell"
+            assert one.reason.startswith(f"run {run} drifts")
+            assert (one.ratio.low, one.ratio.high) == (None, None)
+            assert one.ratio.estimate == pytest.approx(one.b / one.a)
+    both = compare_runs(run_of(drift), run_of(drift, "b"))
+    assert metric(both, "step time").reason.startswith("both runs drift")
+
+
+def test_a_drift_too_small_to_matter_does_not_take_the_verdict():
+    slowly = [10.0 + 0.0001 * index for index in range(57)]
+    assert compare_runs(run_of([12.0] * 57), run_of(slowly, "b")).verdict == "better"
+
+
+def test_steady_runs_are_seldom_said_to_drift():
+    """Two steady runs of 57 independent steps each: 1 % of trends by chance each, and a little for alike blocks."""
+    pairs = [compare_runs(run_of(noisy(seed)), run_of(noisy(seed + 500), "b")) for seed in range(60)]
+    drifting = sum("drifts" in (metric(one, "step time").reason or "") for one in pairs)
+    assert drifting <= 6
+    assert sum(one.verdict != "cannot tell" for one in pairs) <= 6
+
+
+SHAPE = ModelShape(layers=2, hidden=64, heads=4, kv_heads=4, head_dim=16, ffn=256, gated=False, vocab=256)
+
+
+def test_another_model_and_another_batch_are_said_and_not_taken_for_the_same_work():
+    small = msgspec.structs.replace(FACTS, model="Llama", num_parameters=1000, shape=SHAPE)
+    large = msgspec.structs.replace(small, num_parameters=2000, shape=replace(SHAPE, layers=4, hidden=128))
+    a, b = run_of([10.0] * 20, facts=small), run_of([30.0] * 20, "b", tokens=1024, samples=32, facts=large)
+    got = compare_runs(a, b)
+    assert set(got.differences) == {
+        "num parameters: 1000 and 2000", "model's layers: 2 and 4", "model's hidden: 64 and 128",
+        "samples per step: 16 and 32", "tokens per step: 512 and 1,024",
+    }  # fmt: skip
+    assert not got.same_work
+    assert compare_runs(a, run_of([30.0] * 20, "b", facts=small)).same_work
+
+
+def test_a_larger_job_with_as_much_per_rank_is_the_same_work():
+    four = msgspec.structs.replace(FACTS, world_size=4, data_parallel_size=4)
+    weak, strong = run_of([10.0] * 20, "b", facts=four), run_of([10.0] * 20, "b", tokens=128, samples=4, facts=four)
+    for large in (weak, strong):
+        assert compare_runs(run_of([10.0] * 20), large).same_work
+    assert not compare_runs(run_of([10.0] * 20), run_of([10.0] * 20, "b", samples=5, facts=four)).same_work
 
 
 def test_what_ran_differently_is_listed():

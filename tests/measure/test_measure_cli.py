@@ -52,6 +52,51 @@ def test_compare_says_better_and_writes_the_document(tmp_path):
     assert document["linearity"] is None
 
 
+def test_the_table_is_whole_at_80_columns(tmp_path, monkeypatch):
+    """Large rates, long times and a drifting run: every ratio, interval and verdict is there to its last digit."""
+    monkeypatch.setenv("COLUMNS", "80")
+    folder = tmp_path / "b"
+    clock = FakeClock()
+    run = Run(msgspec.structs.replace(FACTS, run="b"), step=Step(clock=clock), records=folder)
+    for index in range(60):
+        with run.step.forward:
+            clock.advance(ms=9000 * (1 + 0.3 * (index % 2)))
+        with run.step.backward:
+            clock.advance(ms=20 * 0.97**index)
+        run.count(samples=40_000, tokens=900_000_000)
+        run.end()
+    run.close()
+    a = Run(FACTS, step=Step(clock=clock), records=tmp_path / "a")
+    for _ in range(60):
+        with a.step.forward:
+            clock.advance(ms=1)
+        with a.step.backward:
+            clock.advance(ms=20)
+        a.count(samples=40_000, tokens=900_000_000)
+        a.end()
+    a.close()
+    found = invoke("compare", tmp_path / "a", folder)
+    assert "\u2026" not in found.output
+    assert "..." not in found.output
+    assert max(len(line) for line in found.output.splitlines()) <= 80
+    (tokens,) = (line for line in found.output.splitlines() if line.startswith("tokens/s"))
+    ratio, interval, verdict = tokens.split()[3:]
+    low, high = interval.split("..")
+    assert float(low) <= float(ratio) <= float(high)
+    assert verdict == "worse"
+    (backward,) = (line for line in found.output.splitlines() if line.startswith("backward  "))
+    assert backward.split()[-2:] == ["cannot", "tell"]
+    assert "backward: run B drifts" in found.output
+
+
+def test_compare_says_what_differs_before_it_judges(tmp_path):
+    a = record(tmp_path / "a", msgspec.structs.replace(FACTS, num_parameters=1000), 10)
+    b = record(tmp_path / "b", msgspec.structs.replace(FACTS, run="b", num_parameters=5000), 20)
+    found = invoke("compare", a, b)
+    assert "different: num parameters: 1000 and 5000" in found.output
+    assert "verdict: worse (by tokens/s; not the same work" in found.output
+
+
 def test_compare_shows_linearity_between_sizes(tmp_path):
     a = record(tmp_path / "a", FACTS, 20)
     large = msgspec.structs.replace(FACTS, run="b", world_size=4, data_parallel_size=4)

@@ -72,3 +72,13 @@ def test_the_three_line_loggers():
         ("wandb", {"mfu(%)": 41.5}, 7),
         ("mlflow", {"mfu percent": 41.5}, 7),
     ]
+
+
+def test_the_loggers_show_what_they_would_send(capsys):
+    run = example("measure_loggers").main(steps=8)
+    shown = capsys.readouterr().out
+    assert run.summary().num_steps == 5
+    assert "add_scalar('headrace/samples_per_s', " in shown
+    assert "--- Weights & Biases\nlog(" in shown
+    assert "--- MLflow\nlog_metrics(" in shown
+    assert "step=7" in shown

@@ -74,6 +74,15 @@ def test_padding_is_reported_beside_real_tokens():
     summary = Loop().train(3, samples=4, tokens=300, padded_tokens=512).run.summary()
     assert summary.throughput.padding_ratio == pytest.approx(1 - 300 / 512)
     assert summary.throughput.padded_tokens_per_s > summary.throughput.tokens_per_s
+    full = Loop().train(3, samples=4, tokens=512, padded_tokens=512).run
+    assert full.summary().throughput.padding_ratio == 0.0
+    assert "padding 0.0%" in full.close()
+
+
+def test_padding_that_was_not_given_is_not_zero():
+    run = Loop().train(3, samples=4, tokens=300).run
+    assert run.summary().throughput.padding_ratio is None
+    assert "padding not given" in run.close()
 
 
 def test_a_micro_batch_without_a_count_makes_the_step_unknown_not_smaller():
@@ -165,7 +174,7 @@ def test_records_are_one_line_per_step_with_raw_values(tmp_path):
         "kind": "step", "run": "a", "rank": 0, "step": 2, "step_ns": 10_000_000,
         "phases_ns": {"data": 1_000_000, "forward": 3_000_000, "backward": 5_000_000, "optimizer": 1_000_000,
                       "post": None, "communication": None, "scheduling": None, "other": 0},
-        "samples": 8, "tokens": 1024, "padded_tokens": 1024, "squared_lengths": 8 * 128**2,
+        "samples": 8, "tokens": 1024, "squared_lengths": 8 * 128**2,
         "model_flops": step_flops(SHAPE, work_of([128] * 8, attention="causal")).model,
         "hardware_flops": step_flops(SHAPE, work_of([128] * 8, attention="causal")).hardware,
     }  # fmt: skip

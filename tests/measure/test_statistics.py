@@ -11,11 +11,16 @@ from headrace.errors import ConfigError
 from headrace.measure.statistics import (
     MIN_BLOCKS,
     block_values,
+    has_trend,
     median,
+    neighbours_resemble,
     p99,
     quantile,
+    ranks,
     ratio_interval,
+    ratio_of_sums,
     student_t_quantile,
+    sum_over_sum,
     verdict,
 )
 
@@ -142,3 +147,56 @@ def test_blocks_are_means_of_neighbours():
     assert block_values([1, 3, 5, 7, 10], 2).tolist() == [3.0, 8.5]
     assert block_values([1.0, 2.0], 10).tolist() == [1.0, 2.0]
     assert block_values([], 4).size == 0
+
+
+def test_a_ratio_of_sums_weighs_blocks_by_their_length_and_turns_over_exactly():
+    """Two steps of 1 s and one of 10 s hold a token each: 3 tokens in 12 s, not the mean rate of 0.7."""
+    work = np.array([[1.0, 1.0], [1.0, 1.0], [1.0, 10.0]] * 4)
+    twice = work * [2.0, 1.0]
+    assert sum_over_sum(work) == 0.25
+    rate, time = ratio_of_sums(twice, work), ratio_of_sums(twice[:, ::-1], work[:, ::-1])
+    assert rate.estimate == 2.0
+    assert rate.low < 2.0 < rate.high
+    assert (time.low, time.high) == (pytest.approx(1 / rate.high), pytest.approx(1 / rate.low))
+    few = ratio_of_sums(twice[:5], work[:5])
+    assert (few.estimate, few.low) == (2.0, None)
+    assert "5 blocks" in few.reason
+
+
+@pytest.mark.parametrize("num_blocks", [6, 20])
+def test_intervals_of_ratios_of_sums_hold_the_truth_that_often(num_blocks):
+    random, hits = np.random.default_rng(4), 0
+    for seed in range(300):
+        sides = [
+            np.stack([np.full(num_blocks, 1e9), seconds * random.lognormal(0.0, 0.1, num_blocks)], 1)
+            for seconds in (1.0, 1.1)
+        ]
+        interval = ratio_of_sums(*sides, resamples=400, seed=seed)
+        hits += interval.low <= 1.1 <= interval.high
+    assert hits >= 0.92 * 300
+
+
+@given(times)
+def test_a_rate_and_its_reciprocal_have_the_same_neighbours_and_trend(values):
+    whole = [round(value * 1e6) for value in values]
+    turned = [1.0 / value for value in whole]
+    assert neighbours_resemble(whole) == neighbours_resemble(turned)
+    assert has_trend(whole) == has_trend(turned)
+
+
+@pytest.mark.parametrize("num", [6, 8, 20])
+def test_a_steady_rise_is_a_trend_and_chance_seldom_is(num):
+    random = np.random.default_rng(6)
+    assert has_trend(range(num))
+    assert has_trend([-value for value in range(num)])
+    assert neighbours_resemble(range(num))
+    chance = [random.permutation(num) for _ in range(500)]
+    assert sum(has_trend(values) for values in chance) <= 0.02 * 500
+    assert sum(neighbours_resemble(values) for values in chance) <= 0.06 * 500
+    assert not has_trend([1.0] * num)
+    assert not neighbours_resemble([1.0] * num)
+    assert not has_trend(range(5))
+
+
+def test_equal_values_share_their_place():
+    assert ranks([3.0, 1.0, 3.0, 2.0]).tolist() == [2.5, 0.0, 2.5, 1.0]

@@ -13,8 +13,10 @@ VECTORS = json.loads((Path(__file__).parent.parent / "vectors" / "flops.json").r
 
 @pytest.mark.parametrize("case", VECTORS["rates"], ids=lambda case: case["name"])
 def test_golden_rates(case):
-    steps = [
-        StepWork(seconds=step["seconds"], tokens=step["tokens"], padded_tokens=step.get("padded_tokens"))
+    steps = [  # a vector without padded tokens means rows without padding, which has to be said
+        StepWork(
+            seconds=step["seconds"], tokens=step["tokens"], padded_tokens=step.get("padded_tokens", step["tokens"])
+        )
         for step in case["steps"]
     ]
     got = throughput(steps, num_devices=case["devices"], warmup_steps=case["warmup"])
@@ -32,6 +34,13 @@ def test_25_samples_of_1024_tokens_are_25600_tokens_per_second():
     assert samples_per_second(25, 1, 1.0) * 1024 == 25_600
     got = throughput([StepWork(seconds=1.0, samples=25, tokens=25 * 1024)])
     assert (got.samples_per_s, got.tokens_per_s, got.tokens_per_day) == (25, 25_600, 25_600 * 86_400)
+
+
+def test_padding_that_was_not_counted_is_unknown_not_zero():
+    got = throughput([StepWork(seconds=1.0, tokens=100)])
+    assert (got.tokens_per_s, got.padded_tokens_per_s, got.padding_ratio) == (100, None, None)
+    partly = throughput([StepWork(seconds=1.0, tokens=100, padded_tokens=128), StepWork(seconds=1.0, tokens=100)])
+    assert partly.padding_ratio is None
 
 
 def test_accumulating_four_micro_batches_is_not_four_times_as_fast():

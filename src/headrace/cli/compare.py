@@ -42,9 +42,21 @@ def compare(
 
 def print_comparison(console: Console, found: RunComparison) -> None:
     """The table, what ran differently, and the verdict in one line."""
-    table = Table(title=f"A {found.run_a}   B {found.run_b}", title_justify="left", box=SIMPLE_HEAD)
+    table = Table(
+        title=f"A {found.run_a}   B {found.run_b}",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        show_edge=False,
+    )
     for column in ("", "A", "B", "B / A", "95 % interval", "B is"):
-        table.add_column(column, justify="left" if column in ("", "B is") else "right", no_wrap=True)
+        # What was found stays whole however narrow the terminal is: names and values wrap first.
+        table.add_column(
+            column,
+            justify="left" if column in ("", "B is") else "right",
+            no_wrap=column not in ("", "A", "B"),
+            overflow="fold",
+        )
     for metric in found.metrics:
         table.add_row(*row(metric))
     console.print(table)
@@ -60,9 +72,10 @@ def print_comparison(console: Console, found: RunComparison) -> None:
         console.print(f"strong scaling: speedup {strong.speedup:.2f}, efficiency {strong.efficiency:.1%}", markup=False)
     for note in found.notes:
         console.print(f"note: {note}", markup=False)
+    other_work = "" if found.same_work else "not the same work, see what is different above; "
     console.print(
-        f"verdict: {found.verdict} (by {found.decided_by}; differences under {found.smallest_effect:.1%} do not count; "
-        "one run each: what differs between two starts is not in the intervals)",
+        f"verdict: {found.verdict} (by {found.decided_by}; {other_work}differences under {found.smallest_effect:.1%} "
+        "do not count; one run each: what differs between two starts is not in the intervals)",
         style=COLOURS[found.verdict],
         markup=False,
     )
@@ -77,17 +90,19 @@ def row(metric: MetricComparison) -> tuple[str, ...]:
         if metric.ratio.low is not None and metric.ratio.high is not None:
             interval = f"{metric.ratio.low:.3f}..{metric.ratio.high:.3f}"
     colour = COLOURS[metric.verdict]
-    said = "" if metric.reason else f"[{colour}]{metric.verdict}[/{colour}]"
+    said = "" if metric.ratio is None else f"[{colour}]{metric.verdict}[/{colour}]"
     return (metric.name, *values, ratio, interval, said)
 
 
 def in_unit(value: float | None, unit: str) -> str:
-    """A number for people: times in ms, memory in GiB, rates with separators."""
+    """A number for people: times in ms or s, memory in GiB, rates (whose name says per what) with separators."""
     if value is None:
         return "-"
+    if unit == "bytes":
+        return in_gib(value)
     if unit == "s":
-        return f"{value * 1e3:,.3f} ms"
-    return in_gib(value) if unit == "bytes" else f"{value:,.1f} {unit}"
+        return f"{value * 1e3:.3f} ms" if value < 1.0 else f"{value:,.3f} s"
+    return f"{value:,.0f}" if value >= 1000.0 else f"{value:.1f}"
 
 
 def linearity_text(found: Linearity) -> str:

@@ -130,7 +130,7 @@ def summary_text(summary: Summary, peaks: Peaks, estimate: MemoryEstimate | None
         f"  throughput    {shown(rate.samples_per_s, 1.0, ',.1f')} samples/s, "
         f"{shown(rate.tokens_per_s, 1.0, ',.0f')} tokens/s, "
         f"{shown(rate.tokens_per_s_per_device, 1.0, ',.0f')} per device, "
-        f"padding {shown(rate.padding_ratio, 100.0, '.1f')} %",
+        + ("padding not given" if rate.padding_ratio is None else f"padding {rate.padding_ratio:.1%}"),
         *phase_lines(summary),
     ]
     for name, used in (("MFU", summary.mfu), ("HFU", summary.hfu)):

@@ -49,6 +49,10 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True, tag="run", tag_field="
     sequence_length: int | None = None
     attention: Attention = "causal"
     recompute: Recompute = "none"
+    model: str | None = None
+    """Class of the model that was given."""
+    num_parameters: int | None = None
+    """Of the model on this rank: a shard counts its own."""
     shape: ModelShape | None = None
     warmup_steps: int = 0
     label: str | None = None

@@ -124,8 +124,9 @@ class Run:
     ) -> None:
         """Add one micro batch of this rank to the running step. All are host integers: nothing is synchronised.
 
-        `tokens` are real tokens, `padded_tokens` those the model computes on (default: the same). `document_lengths`
-        are the true lengths of packed documents; without them every sample is one document. Never raises.
+        `tokens` are real tokens, `padded_tokens` those the model computes on; without them the share of padding is not
+        known and operations are those of `tokens`. `document_lengths` are the true lengths of packed documents; without
+        them every sample is one document. Never raises.
         """
         try:
             if document_lengths is not None and tokens is None:
@@ -139,7 +140,7 @@ class Run:
                 squared = sum(length * length for length in document_lengths)
                 if (shape := self.facts.shape) is not None:
                     work = work_of(document_lengths, attention=self.facts.attention, window=shape.window)
-            self.counts.add(samples, tokens, computed, squared, work)
+            self.counts.add(samples, tokens, padded_tokens, squared, work)
             self.micro_batch_samples = samples
         except Exception as error:
             self.drop("counting", error)

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from headrace.errors import ConfigError
 
 Statistic: TypeAlias = Literal["median", "mean"]
+SUM_OVER_SUM: Literal["sum over sum"] = "sum over sum"
 Verdict: TypeAlias = Literal["better", "worse", "cannot tell"]
 Interpolation: TypeAlias = Literal["linear", "inverted_cdf", "median_unbiased"]
 Values: TypeAlias = Sequence[float] | npt.NDArray[np.float64]
@@ -38,7 +39,7 @@ class RatioInterval:
     low: float | None
     high: float | None
     level: float
-    statistic: Statistic
+    statistic: Statistic | Literal["sum over sum"]
     num_blocks: int
     """Blocks per side (the smaller side when they are not paired)."""
     paired: bool
@@ -123,15 +124,68 @@ def ratio_interval(
     )
 
 
+def ratio_of_sums(
+    candidate: npt.NDArray[np.float64],
+    reference: npt.NDArray[np.float64],
+    *,
+    level: float = 0.95,
+    resamples: int = 4000,
+    seed: int = 0,
+) -> RatioInterval:
+    """The ratio of two figures that are each a sum over a sum (tokens over seconds, seconds over steps).
+
+    Both sides are float64 [blocks, 2]: numerator and denominator of one block of consecutive steps, positive. The
+    estimate needs no blocks: it is the quotient of the figures of all steps. Each side's blocks are resampled by
+    themselves, and every draw is again a sum over a sum: a block of fast steps counts by its length, not by its rate.
+    The interval is widened as in `ratio_interval` and read off the logarithm, so that the interval of seconds per step
+    is the reciprocal of that of steps per second.
+
+    Fewer than MIN_BLOCKS blocks: an estimate without interval, with the reason.
+    """
+    positive(candidate.ravel(), "candidate")
+    positive(reference.ravel(), "reference")
+    num_blocks = min(len(candidate), len(reference))
+    estimate = low = high = reason = None
+    if num_blocks:
+        estimate = sum_over_sum(candidate) / sum_over_sum(reference)
+    if num_blocks < MIN_BLOCKS:
+        reason = f"{num_blocks} blocks; a {level:.0%} interval needs at least {MIN_BLOCKS}"
+    else:
+        random = np.random.default_rng(seed)
+        logs = np.zeros(resamples)
+        for side, sign in ((candidate, 1.0), (reference, -1.0)):
+            drawn = side[random.integers(len(side), size=(resamples, len(side)))].sum(axis=1)
+            logs += sign * np.log(drawn[:, 0] / drawn[:, 1])
+        tail = expanded_tail(level, num_blocks)
+        low, high = (math.exp(edge) for edge in np.quantile(logs, (tail, 1.0 - tail)))
+    return RatioInterval(
+        estimate=estimate,
+        low=low,
+        high=high,
+        level=level,
+        statistic=SUM_OVER_SUM,
+        num_blocks=num_blocks,
+        paired=False,
+        reason=reason,
+    )
+
+
+def sum_over_sum(parts: npt.NDArray[np.float64]) -> float:
+    """The figure of float64 [steps or blocks, 2]: sum of the first column over sum of the second."""
+    numerator, denominator = parts.sum(axis=0)
+    return float(numerator / denominator)
+
+
 def verdict(interval: RatioInterval, *, better: Literal["lower", "higher"], smallest_effect: float = 0.0) -> Verdict:
     """What the interval allows to say about the candidate.
 
-    `better` says which way is good: "lower" for times, "higher" for throughput. The whole interval must lie beyond
-    1 -/+ `smallest_effect` (0.01: differences under 1 % do not matter to anybody). No interval: "cannot tell".
+    `better` says which way is good: "lower" for times, "higher" for throughput. The whole interval must lie above
+    1 + `smallest_effect` or below its reciprocal, so that a time and its rate get the same verdict (0.01: differences
+    under 1 % do not matter to anybody). No interval: "cannot tell".
     """
     if interval.low is None or interval.high is None:
         return "cannot tell"
-    if interval.high < 1.0 - smallest_effect:
+    if interval.high < 1.0 / (1.0 + smallest_effect):
         return "better" if better == "lower" else "worse"
     if interval.low > 1.0 + smallest_effect:
         return "worse" if better == "lower" else "better"
@@ -173,16 +227,43 @@ def resampled_ratios(
 
 
 def neighbours_resemble(blocks: Values) -> bool:
-    """Whether blocks are still too short to be resampled one by one: their lag-1 autocorrelation exceeds 2 / sqrt(n).
+    """Whether blocks are still too short to be resampled one by one: neighbouring ranks are alike.
 
-    2 / sqrt(n) is the usual 95 % bound of a series without memory (Box and Jenkins, Time Series Analysis).
+    The lag-1 autocorrelation of n values without memory has mean -1 / n and standard deviation
+    (n - 2) / (n sqrt(n - 1)) (Moran, Biometrika 35, 1948); more than two of them above the mean is alike. Of ranks, so
+    that a rate and its reciprocal get the same answer and one slow block does not decide.
     """
-    array = np.asarray(blocks, dtype=np.float64)
-    if array.size < 3:
+    centred = ranks(blocks)
+    n = centred.size
+    if n < 3:
         return False
-    centred = array - array.mean()
+    centred -= centred.mean()
     power = float(np.dot(centred, centred))
-    return power > 0.0 and float(np.dot(centred[:-1], centred[1:])) / power > 2.0 / math.sqrt(array.size)
+    limit = -1.0 / n + 2.0 * (n - 2) / (n * math.sqrt(n - 1))
+    return power > 0.0 and float(np.dot(centred[:-1], centred[1:])) / power > limit
+
+
+def has_trend(values: Values) -> bool:
+    """Whether `values` rise or fall from first to last: the Mann-Kendall test at 1 %, two-sided.
+
+    Pairs in rising order minus pairs in falling order, against its normal approximation with continuity correction
+    (Kendall, Rank Correlation Methods). Ties count as neither, which only makes the test more careful. Fewer than six
+    values never have a trend.
+    """
+    array = np.asarray(values, dtype=np.float64)
+    n = array.size
+    if n < 3:
+        return False
+    score = abs(float(np.triu(np.sign(array[None, :] - array[:, None]), 1).sum()))
+    return score - 1.0 > NormalDist().inv_cdf(0.995) * math.sqrt(n * (n - 1) * (2 * n + 5) / 18.0)
+
+
+def ranks(values: Values) -> npt.NDArray[np.float64]:
+    """Place of each value in ascending order from 0; equal values share the mean of their places."""
+    array = np.asarray(values, dtype=np.float64)
+    ordered = np.sort(array)
+    below, not_above = (np.searchsorted(ordered, array, side=side) for side in ("left", "right"))
+    return np.asarray((below + not_above - 1) / 2.0, dtype=np.float64)
 
 
 def positive(values: Values, side: str) -> npt.NDArray[np.float64]:

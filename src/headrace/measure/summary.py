@@ -83,7 +83,7 @@ class Totals:
         self.step_ns += step.step_ns
         self.samples = plus(self.samples, step.samples)
         self.tokens = plus(self.tokens, step.tokens)
-        self.padded_tokens = plus(self.padded_tokens, step.tokens if step.padded_tokens is None else step.padded_tokens)
+        self.padded_tokens = plus(self.padded_tokens, step.padded_tokens)
         self.model_flops = plus(self.model_flops, step.model_flops)
         self.hardware_flops = plus(self.hardware_flops, step.hardware_flops)
         self.squared_lengths = plus(self.squared_lengths, step.squared_lengths)

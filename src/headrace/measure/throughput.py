@@ -45,7 +45,7 @@ class Throughput:
     tokens_per_s_per_device: float | None
     tokens_per_day: float | None
     padding_ratio: float | None
-    """Share of the computed tokens that were padding, 0..1."""
+    """Share of the computed tokens that were padding, 0..1. None where `padded_tokens` was not given."""
     reason: str | None = None
 
 
@@ -72,19 +72,18 @@ def throughput(
         )
     window = list(steps)[warmup_steps:]
     timed = [step for step in window if step.seconds is not None and step.seconds > 0.0]
-    padded = [step.tokens if step.padded_tokens is None else step.padded_tokens for step in window]
-    timed_padded = [step.tokens if step.padded_tokens is None else step.padded_tokens for step in timed]
     result = rates(
         num_steps=len(timed),
         seconds=math.fsum(step.seconds for step in timed if step.seconds is not None),
         samples=total([step.samples for step in timed]),
         tokens=total([step.tokens for step in timed]),
-        padded_tokens=total(timed_padded),
+        padded_tokens=total([step.padded_tokens for step in timed]),
         data_parallel_size=data_parallel_size,
         num_devices=num_devices,
     )
     # The share of padding needs no times: steps without one still count.
-    return replace(result, padding_ratio=padding_ratio(total([step.tokens for step in window]), total(padded)))
+    tokens, padded_tokens = (total([getattr(step, name) for step in window]) for name in ("tokens", "padded_tokens"))
+    return replace(result, padding_ratio=padding_ratio(tokens, padded_tokens))
 
 
 def rates(

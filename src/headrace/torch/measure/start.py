@@ -150,12 +150,21 @@ def describe(model: torch.nn.Module | None = None, **description: Unpack[Descrip
         sequence_length=description.get("sequence_length"),
         attention=description.get("attention", "causal"),
         recompute=description.get("recompute", "none"),
+        model=None if model is None else type(model).__name__,
+        num_parameters=num_parameters(model),
         shape=description.get("shape") or shape_of(model),
         warmup_steps=description.get("warmup_steps", 3),
         label=description.get("label"),
         started_unix_s=time.time(),
         environment=capture_environment(),
     )
+
+
+def num_parameters(model: torch.nn.Module | None) -> int | None:
+    """Parameters of this rank's part of the model; None without one, or before a lazy one ran."""
+    if model is None or any(torch.nn.parameter.is_lazy(parameter) for parameter in model.parameters()):
+        return None
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def every_rank_its_own_samples(model: torch.nn.Module | None, rank: int, world_size: int) -> Parallel:
