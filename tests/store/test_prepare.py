@@ -217,6 +217,59 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.parametrize("what", ["a file", "a folder", "the input itself"])
+def test_a_folder_that_is_somebody_s_is_not_emptied(tmp_path: Path, tokenizer: Path, what: str) -> None:
+    folder = tmp_path / "corpus.parts"
+    folder.mkdir()
+    source = (folder if what == "the input itself" else tmp_path) / "in.jsonl"
+    source.write_bytes(lines(TEXTS))
+    if what == "a file":
+        (folder / "notes.md").write_text("mine")
+    elif what == "a folder":
+        (folder / "00000.bin").mkdir()
+    before = sorted(folder.iterdir())
+    with pytest.raises(ConfigError, match="not parts of a run of ours"):
+        run([source], tmp_path / "corpus", tokenizer)
+    assert sorted(folder.iterdir()) == before
+
+
+def test_a_damaged_part_is_made_again(tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_bytes(lines(TEXTS * 40))
+    run([source], tmp_path / "whole", tokenizer, part_bytes=2000)
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr("headrace.store.prepare._join", _no_room)
+        with pytest.raises(ConfigError, match="no room"):
+            run([source], tmp_path / "corpus", tokenizer, part_bytes=2000)
+    os.truncate(tmp_path / "corpus.parts" / "00001.bin", 10)
+    done = run([source], tmp_path / "corpus", tokenizer, part_bytes=2000)
+    assert done.num_parts_kept == done.num_parts - 1
+    assert pair(tmp_path / "corpus") == pair(tmp_path / "whole")
+
+
+def _no_room(*_: object) -> None:
+    raise ConfigError("no room")
+
+
+@pytest.mark.parametrize("prefix", ["", "."])
+def test_a_prefix_is_a_name(tmp_path: Path, tokenizer: Path, prefix: str) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_bytes(lines(TEXTS))
+    with pytest.raises(ConfigError, match="a prefix ends in a name"):
+        prepare([source], prefix, tokenizer=str(tokenizer), num_processes=1)
+
+
+def test_a_tokenizer_that_is_none_is_a_sentence(tmp_path: Path, tokenizer: Path) -> None:
+    (tmp_path / "latin.json").write_bytes(b'{"\xe9": 1}')
+    with pytest.raises(FormatError, match="not UTF-8"):
+        find_tokenizer(str(tmp_path / "latin.json"))
+    content = (tokenizer / "tokenizer.json").read_text()
+    (tmp_path / "tokenizer.json").write_text(content)
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": 5}')
+    with pytest.raises(FormatError, match=r"eos_token in .* must be a token's text, got 5"):
+        end_of_document(parse_tokenizer(content, where=""), where=str(tmp_path), wanted=None)
+
+
 def test_a_killed_run_leaves_no_process_and_goes_on(tmp_path: Path, tokenizer: Path) -> None:
     """The workers hold the pipe of stderr: it ends when the last one has left."""
     file, script = tmp_path / "x.jsonl", tmp_path / "killed.py"

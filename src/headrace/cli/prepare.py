@@ -35,7 +35,7 @@ def prepare(
     eod: Annotated[
         str | None, typer.Option(metavar="TOKEN", help="Which one (default: what the tokenizer says).")
     ] = None,
-    processes: Annotated[int | None, typer.Option(help="Side by side (default: one per core).")] = None,
+    processes: Annotated[int | None, typer.Option(min=1, help="Side by side (default: one per core).")] = None,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report as JSON.")] = None,
 ) -> None:
     """Turn text into a .bin/.idx pair. A run that was interrupted goes on where it was when called again.

@@ -18,16 +18,16 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
-import shutil
+import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 
 import msgspec
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, FormatError
 from headrace.store.format import index_path, optimal_dtype, prefix_of
 from headrace.store.manifest import (
     MANIFEST_FILE,
@@ -51,6 +51,8 @@ PLAN_VERSION = 1
 # may cost. From the inputs alone: a run may go on with another number of processes.
 _NUM_PARTS = 256
 _LEAST_PART_BYTES, _MOST_PART_BYTES = 1 << 20, 64 << 20
+# What a run leaves in its folder: the plan, finished parts, and the temporary files of parts that it was writing.
+_OURS = re.compile(r"plan\.json|\d{5,}\.(bin|idx|json)|\.\d{5,}\.\w+\..*tmp")
 # What the report shows of what was not taken; all of it is counted.
 MAX_BAD_SHOWN = 1000
 
@@ -143,7 +145,7 @@ def prepare(
         replaced = Path(index_path(str(target))).exists()
         _join(folder, target, parts, records, facts)
         _describe(target, facts)
-        shutil.rmtree(folder)
+        _remove(folder)
     return _summary(target, records, facts, num_kept=len(kept), replaced=replaced)
 
 
@@ -175,6 +177,8 @@ def read_record(folder: Path, part: Part) -> PartRecord:
 @contextmanager
 def _workshop(target: Path) -> Iterator[Path]:
     """The folder of the parts, for this process alone: the lock goes with the process, however it ends."""
+    if not target.name:
+        raise ConfigError(f"a prefix ends in a name, such as corpora/mine, got {str(target)!r}")
     folder = target.with_name(target.name + ".parts")
     try:
         folder.mkdir(exist_ok=True)
@@ -194,7 +198,11 @@ def _workshop(target: Path) -> Iterator[Path]:
 
 
 def _kept(folder: Path, plan: Plan, parts: Sequence[Part]) -> set[int]:
-    """Numbers of the parts that an earlier run of the same plan finished; everything else in the folder goes."""
+    """Numbers of the parts that an earlier run of the same plan finished; what else it left goes.
+
+    ConfigError for a folder that holds anything else: it is somebody's, and not ours to empty.
+    """
+    _refuse_foreign(folder)
     file, content = folder / "plan.json", msgspec.json.encode(plan)
     kept: set[int] = set()
     if file.is_file() and file.read_bytes() == content:
@@ -203,8 +211,29 @@ def _kept(folder: Path, plan: Plan, parts: Sequence[Part]) -> set[int]:
     for path in folder.iterdir():
         if path.name not in wanted:
             path.unlink()
-    file.write_bytes(content)
+    try:
+        file.write_bytes(content)
+    except OSError as error:
+        raise ConfigError(f"cannot write {file}: {error.strerror}; choose a prefix in a folder with room") from error
     return kept
+
+
+def _refuse_foreign(folder: Path) -> None:
+    foreign = sorted(path.name for path in folder.iterdir() if path.is_dir() or not _OURS.fullmatch(path.name))
+    if foreign:
+        raise ConfigError(
+            f"{folder} holds {len(foreign)} files that are not parts of a run of ours, such as {foreign[0]!r}; "
+            "choose another prefix, or move them away"
+        )
+
+
+def _remove(folder: Path) -> None:
+    """What was made here, and no more: a file that somebody has put beside it meanwhile stays, with the folder."""
+    for path in folder.iterdir():
+        if _OURS.fullmatch(path.name):
+            path.unlink()
+    with suppress(OSError):
+        folder.rmdir()
 
 
 def _write_missing(
@@ -230,11 +259,13 @@ def _write_missing(
 
 
 def _is_finished(folder: Path, part: Part) -> bool:
+    """It has a record, and its pair is whole: a damaged part is made again."""
     try:
-        read_record(folder, part)
-    except (OSError, msgspec.DecodeError):
+        record = read_record(folder, part)
+        with TokenStore(folder / part.name) as store:
+            return store.num_tokens == record.num_tokens
+    except (OSError, msgspec.DecodeError, ConfigError, FormatError):
         return False
-    return True
 
 
 def _join(

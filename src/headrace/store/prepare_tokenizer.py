@@ -21,10 +21,19 @@ def find_tokenizer(where: str) -> str:
     path = Path(where)
     file = path / TOKENIZER_FILE if path.is_dir() else path
     if file.is_file():
-        return file.read_text(encoding="utf-8")
+        return _read(file)
     if path.is_dir() or path.suffix == ".json" or path.is_absolute():
         raise ConfigError(f"there is no {file}; name a tokenizer.json, a folder that holds one, or a name on the hub")
-    return _from_hub(where).read_text(encoding="utf-8")
+    return _read(_from_hub(where))
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise FormatError(f"{file} is no tokenizer.json: it is not UTF-8 text ({error.reason})") from None
+    except OSError as error:
+        raise ConfigError(f"cannot read {file}: {error.strerror}") from error
 
 
 def _from_hub(name: str) -> Path:
@@ -82,7 +91,10 @@ def _configured_end(where: str) -> str | None:
     except (OSError, msgspec.DecodeError, AttributeError):
         return None
     # A string, or what transformers makes of an added token.
-    return end.get("content") if isinstance(end, dict) else end
+    name = end.get("content") if isinstance(end, dict) else end
+    if name is not None and not isinstance(name, str):
+        raise FormatError(f"eos_token in {file} must be a token's text, got {name!r}; name the token with --eod")
+    return name
 
 
 def _extra(name: str) -> Any:
