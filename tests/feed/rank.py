@@ -216,6 +216,30 @@ class Rank:
         thread.join()
         return caught[0]
 
+    def take_in_threads(self, gate: str, name: str = "feed") -> dict[str, Any]:
+        """One thread waits for a batch, until the file `gate` exists; two more try meanwhile."""
+        feed, outcomes = self.feeds[name], []
+
+        def take() -> None:
+            try:
+                outcomes.append(next(feed).index)
+            except BaseException as error:
+                outcomes.append(f"{type(error).__name__}: {error}")
+
+        first = threading.Thread(target=take)
+        first.start()
+        while not feed._own_work.locked() and not outcomes:
+            os.sched_yield()
+        refused = []
+        for _ in range(2):
+            late = threading.Thread(target=take)
+            late.start()
+            late.join()
+            refused.append(outcomes.pop())
+        Path(gate).touch()
+        first.join()
+        return {"first": outcomes, "refused": refused}
+
     def fork_and_use(self, name: str = "feed") -> list[str]:
         """What a forked child gets that reads and closes the feed, and exits."""
         told, tell = os.pipe()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import random
+import resource
 import signal
 import threading
 from collections.abc import Iterator, Mapping
@@ -143,6 +144,10 @@ BAD_BATCHES: dict[str, tuple[Any, str]] = {
     "another name": ({"y": np.arange(2)}, "field 'x' was int64 in the first batch and is absent in batch 1"),
     "one more": ({"x": np.arange(2), "y": np.arange(2)}, "field 'y' was absent in the first batch and is int64"),
     "a structured field": ({"x": np.zeros(2, [("a", "i4")])}, "split a structured field into plain ones"),
+    "a masked array": (
+        {"x": np.ma.masked_array(np.arange(2), [True, False])},
+        "field 'x' of batch 1 is a masked array",
+    ),
     "seven dimensions": ({"x": np.zeros((1,) * 7, np.int64)}, "field 'x' has 7 dimensions, at most 6 fit"),
 }
 
@@ -185,9 +190,29 @@ def waiting_for_ever(context: SourceContext, *, after: int, trace: str) -> Itera
         Path(trace).write_text("cleaned up")
 
 
+def gated(context: SourceContext, *, gate: str, num_ranks: int) -> Iterator[Item]:
+    """Does not yield before the files `gate`0, `gate`1, ... exist."""
+    while not all(Path(f"{gate}{rank}").exists() for rank in range(num_ranks)):
+        os.sched_yield()
+    yield from numbers(context)
+
+
 def large(context: SourceContext, *, num_bytes: int, after: int = 1) -> Iterator[Item]:
     yield from ({"x": np.zeros(8, np.uint8)} for _ in range(after))
     yield {"x": np.zeros(num_bytes, np.uint8)}
+
+
+def large_without_address_space(context: SourceContext, *, num_bytes: int, after: int = 3) -> Iterator[Item]:
+    """A batch that outgrows the slots, in a process that may map no more memory by then."""
+    too_large = np.zeros(num_bytes, np.uint8)
+    yield from ({"x": np.zeros(8, np.uint8)} for _ in range(after))
+    used_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    most = resource.getrlimit(resource.RLIMIT_AS)[1]
+    resource.setrlimit(resource.RLIMIT_AS, (used_bytes + num_bytes, most))
+    try:
+        yield {"x": too_large}
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
 def with_file(context: SourceContext, *, path: str) -> Iterator[Item]:

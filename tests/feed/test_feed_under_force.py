@@ -337,3 +337,30 @@ def test_ctrl_c_before_the_first_batch_leaves_the_group(standing: Party, tmp_pat
     assert [one.kind for one in standing.group.answers()] == ["KeyboardInterrupt"] * 3
     assert "interrupted while it waited for its first batch" in standing.errors("take")[0].text
     await_end(feeder)
+
+
+# ---- a process that gets no more memory, threads that share a feed ---------------------------------------------------
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_writer_that_cannot_map_larger_slots_says_so_on_every_rank(standing: Party, writer: str) -> None:
+    standing.make(writer=writer, source="large_without_address_space", params={"num_bytes": 4 << 20})
+    standing.take(3)
+    error = standing.error("take")
+    assert error.kind == "ConfigError"
+    assert "cannot map" in error.text
+    assert "RLIMIT_AS" in error.text
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_threads_that_come_beside_the_first_are_refused_and_it_goes_on(
+    standing: Party, tmp_path: Path, writer: str
+) -> None:
+    gate = str(tmp_path / "gate")
+    standing.make(writer=writer, source="gated", params={"gate": gate, "num_ranks": 3})
+    for index, rank in enumerate(standing.group.ranks):
+        rank.begin_call("take_in_threads", f"{gate}{index}")
+    for answer in standing.group.answers():
+        assert answer["first"] == [0]
+        assert all(one.startswith("RuntimeError: another thread of this process") for one in answer["refused"]), answer
+    assert [len(batches) for batches in standing.take_all()] == [4, 4, 4]

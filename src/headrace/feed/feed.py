@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import os
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
@@ -90,6 +91,8 @@ class Feed(Generic[Array]):
         self._counts: tuple[int, ...] = ()
         self._source_state: bytes | None = None
         self._owner_pid = os.getpid()
+        self._own_work = threading.Lock()
+        """Held while this process opens the feed or writes into it, which is for one thread at a time."""
         request = FeedRequest(
             source=source,
             iterator=iterator,
@@ -130,7 +133,8 @@ class Feed(Generic[Array]):
             ring = self._ring or self._start()
             host = self._member.host
             if host is not None and not host.producer.finished:
-                host.producer.produce()
+                with self._one_thread():
+                    host.producer.produce()
             delivery, arrays, slot = ring.take()
             if delivery[2] != DATA:
                 raise self._end(ring.blob(delivery), delivery[2])
@@ -187,6 +191,10 @@ class Feed(Generic[Array]):
             raise ConfigError(
                 f"this feed belongs to process {self._owner_pid}; a forked child cannot use it, make one there"
             )
+        with self._one_thread():
+            return self._ring or self._attach()
+
+    def _attach(self) -> RingReader[Array]:
         try:
             self._ring = self._member.attach(self._beginning, self._wrap, self._check_open)
             self._check_open()
@@ -198,6 +206,16 @@ class Feed(Generic[Array]):
             self._member.resources.close()
             raise
         return self._ring
+
+    @contextlib.contextmanager
+    def _one_thread(self) -> Iterator[None]:
+        """RuntimeError for a second thread, as the ring says it; the first one goes on."""
+        if not self._own_work.acquire(blocking=False):
+            raise RuntimeError("another thread of this process waits in this feed; one thread at a time takes batches")
+        try:
+            yield
+        finally:
+            self._own_work.release()
 
     def _check_open(self) -> None:
         if isinstance(self._ended, FeedClosed):

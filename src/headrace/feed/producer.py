@@ -84,9 +84,9 @@ class Producer:
     def _grow(self, spec: BatchSpec, blob_bytes: int) -> None:
         try:
             self._writer.grow(spec, blob_bytes=blob_bytes, hand_out=self._hand_out)
+            self.on_growth()
         except (BatchTooLarge, ConfigError) as error:  # beyond the limit, or no memory for it: the readers are told
             raise _ProductionFailed(error) from error
-        self.on_growth()
 
 
 class _ProductionFailed(Exception):

@@ -80,14 +80,13 @@ class RingWriter:
             )
             self._native.watch(watch.pidfds)
             self.data_fd = segment.create("headrace-data", config.num_slots * self.slot_bytes, knob=_KNOB)
-            self._use_data(self.data_fd, self.slot_bytes)
+            self._use_data(_mapped(self.data_fd), self.slot_bytes)
         except BaseException:
             self._close_descriptors()
             raise
         forked.register(self)
 
-    def _use_data(self, data_fd: int, slot_bytes: int) -> None:
-        mapping = segment.attach(data_fd, writable=True, knob=_KNOB, populate=True)
+    def _use_data(self, mapping: _native.Mapping, slot_bytes: int) -> None:
         self._native.use_data(mapping, slot_bytes)
         self._slots = WritableSlots(split(segment.memory(mapping), self.config.num_slots, slot_bytes))
         self._poisoned = self._native.position
@@ -144,9 +143,11 @@ class RingWriter:
         slot_bytes = max(need, min(align(self.slot_bytes * 3 // 2, SLOT_ALIGNMENT), ceiling))
         larger_fd = segment.create("headrace-data", self.config.num_slots * slot_bytes, knob=_KNOB)
         try:
+            # First of all: once RESIZE is published the readers look there, and a failure could not be told any more.
+            mapping = _mapped(larger_fd)
             hand_out(larger_fd, slot_bytes)
             self._publish_event(RESIZE)
-            self._use_data(larger_fd, slot_bytes)
+            self._use_data(mapping, slot_bytes)
         except BaseException:
             os.close(larger_fd)
             raise
@@ -238,3 +239,7 @@ class RingWriter:
         """See forked.py. The child's copies of the descriptors go; the parent's ring goes on."""
         self._native = instead
         self._close_descriptors()
+
+
+def _mapped(data_fd: int) -> _native.Mapping:
+    return segment.attach(data_fd, writable=True, knob=_KNOB, populate=True)
