@@ -42,8 +42,11 @@ class Field:
     ragged: bool = False
 
     def __post_init__(self) -> None:
-        if not self.name or len(self.name.encode()) > MAX_NAME_BYTES:
+        # Lone surrogates are no text, and a name ends at its first NUL where it lies in a slot.
+        if not 1 <= len(self.name.encode(errors="replace")) <= MAX_NAME_BYTES:
             raise ConfigError(f"a field name has 1 to {MAX_NAME_BYTES} bytes, got {self.name!r}")
+        if "\0" in self.name or any("\ud800" <= letter <= "\udfff" for letter in self.name):
+            raise ConfigError(f"a field name is text without NUL characters, got {self.name!r}")
         if np.dtype(self.dtype).hasobject:
             raise ConfigError(f"field {self.name!r} has dtype {self.dtype}: objects cannot live in shared memory")
         if len(self.shape) > MAX_DIMENSIONS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -45,9 +46,15 @@ def test_a_long_name_is_refused() -> None:
         production([{"x" * 41: np.arange(2)}]).advance()
 
 
+@pytest.mark.parametrize("name", ["\0", "a\0", "a\0b", "\ud800"])
+def test_a_name_that_a_slot_cannot_hold_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="a field name is text without NUL characters, got"):
+        production([{name: np.arange(2)}]).advance()
+
+
 @given(
     st.dictionaries(
-        st.text(min_size=1, max_size=10),
+        st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=10),
         arrays.arrays(arrays.boolean_dtypes() | arrays.integer_dtypes() | arrays.floating_dtypes(sizes=(16, 32, 64)),
                       arrays.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4)),
         min_size=1,
@@ -72,7 +79,7 @@ def test_arrays_of_any_kind_arrive_as_they_are(item: dict[str, np.ndarray]) -> N
     max_size=4,
 ))  # fmt: skip
 def test_everything_else_arrives_as_it_is(extra: dict[str, Any]) -> None:
-    one = production([{**extra, "\0array": np.arange(1)}])
+    one = production([{**extra, "array of more than ten letters": np.arange(1)}])
     spec = one.advance()
     assert spec is not None
     _, result = written(one, spec)
@@ -105,13 +112,17 @@ def test_a_batch_may_be_written_twice() -> None:
     ({"cu_seqlens": np.array([[0, 8]])}, 0, 0),
     ({"cu_seqlens": np.array([], np.int32)}, 0, 0),
     ({"cu_seqlens": np.int32(4)}, 0, 0),
+    ({"cu_seqlens": np.array([0.0, 3.0, 8.0])}, 0, 0),
+    ({"cu_seqlens": np.array([0.0, np.nan])}, 0, 0),
+    ({"cu_seqlens": np.array([0, 3j])}, 0, 0),
     ({"tokens": np.arange(4)}, 0, 0),
 ])  # fmt: skip
 def test_boundaries_are_measured(item: dict[str, Any], longest: int, documents: int) -> None:
     one = production([item])
     spec = one.advance()
     assert spec is not None
-    _, result = written(one, spec)
+    with warnings.catch_warnings(action="error"):
+        _, result = written(one, spec)
     assert (result.max_seqlen, result.num_documents) == (longest, documents)
 
 

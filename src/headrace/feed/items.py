@@ -74,8 +74,9 @@ class ItemProduction:
         for name, array in self._arrays.items():
             np.copyto(arrays[name], array)
         boundaries = next((self._arrays[name] for name in BOUNDARIES if name in self._arrays), _NONE)
-        # int64: differences of unsigned numbers would wrap.
-        lengths = np.diff(boundaries.astype(np.int64)) if boundaries.ndim == 1 else _NONE
+        # What is not a row of integers has a form of its own. int64: differences of unsigned numbers would wrap.
+        are_ends = boundaries.ndim == 1 and boundaries.dtype.kind in "iu"
+        lengths = np.diff(boundaries.astype(np.int64)) if are_ends else _NONE
         return Written(
             consumed_samples=self._consumed_samples,
             max_seqlen=int(lengths.max(initial=0)),
@@ -116,6 +117,11 @@ class ItemProduction:
             ) from error
 
     def _as_array(self, name: str, value: Any) -> np.ndarray:
+        if isinstance(value, np.ma.MaskedArray):
+            raise ConfigError(
+                f"field {name!r} of batch {self._num_batches} is a masked array, and a slot holds no mask; give "
+                "filled values, and the mask as a field of its own"
+            )
         try:
             # A tensor that requires gradients, or lies on a device, says here how to get a plain CPU copy of it.
             array = np.ascontiguousarray(value)
