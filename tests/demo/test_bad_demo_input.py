@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from headrace import _native
 from headrace.cli.demo import demo
 from headrace.demo.corpus import existing, find_corpus, source_of
 from headrace.demo.run import make_folder, require_packages
@@ -31,12 +32,27 @@ from tests.demo.conftest import EOD, VOCAB_SIZE
         ({"model": "bert"}, "model must be llama or moe, got 'bert'"),
         ({"slow_rank": 1}, "name a folder with --trace"),
         ({"slow_rank": 2, "trace_dir": "t"}, "one of the 2 ranks 0 to 1, got 2"),
-        ({"slow_ms": 0.0}, "slow_ms must be positive, got 0"),
+        ({"slow_ms": 0.0}, "slow_ms must be a positive number, got 0"),
+        ({"slow_ms": -1.0}, "slow_ms must be a positive number, got -1"),
+        ({"slow_ms": float("nan")}, "slow_ms must be a positive number, got nan"),
+        ({"slow_ms": float("inf")}, "slow_ms must be a positive number, got inf"),
+        ({"slow_ms": 1e300}, "slow_ms must be at most 60000"),
+        ({"tp": 129}, "tp must be at most 128, got 129"),
+        ({"seed": -1}, r"seed must lie in \[0, 4294967295\], got -1"),
+        ({"seed": 2**32}, r"seed must lie in .*, got 4294967296"),
+        ({"steps": 10**12}, r"1,000,000,000,000 steps .* at most 1,000,000 .*; lower steps or micro_batch_size"),
+        ({"micro_batch_size": 10**12}, "at most 1,000,000 are kept in order; lower steps or micro_batch_size"),
     ],
 )
 def test_settings_without_a_meaning_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         DemoSettings(**settings)
+
+
+def test_the_limits_themselves_are_allowed() -> None:
+    assert (
+        DemoSettings(tp=_native.MAX_READERS, seed=2**32 - 1, slow_ms=60_000.0, steps=600_000).num_batches <= 1_000_000
+    )
 
 
 def test_a_corpus_shorter_than_one_sample_is_refused(prefix: str) -> None:
@@ -103,6 +119,7 @@ def test_a_missing_package_is_named_with_the_command_that_brings_it(monkeypatch:
         (["--corpus", "nowhere"], "no token store at 'nowhere'"),
         (["--seq-length", "0"], "seq_length must be at least 1"),
         (["--json", "no/such/folder/out.json"], "there is no folder no/such/folder"),
+        (["--slow-ms", "nan", "--trace", "t", "--slow-rank", "0"], "slow_ms must be a positive number, got nan"),
     ],
 )
 def test_the_command_says_one_sentence_and_leaves_with_2(arguments: list[str], message: str, tmp_path: Path) -> None:

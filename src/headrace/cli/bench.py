@@ -5,6 +5,7 @@ Each verb prints a table and its summary, and writes raw values, environment and
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -27,11 +28,19 @@ Prefix = Annotated[
 
 
 def numbers(text: str, kind: Callable[[str], Number], option: str) -> tuple[Number, ...]:
-    """Comma-separated numbers."""
+    """Comma-separated numbers, each of them finite."""
     try:
-        return tuple(kind(word) for word in text.split(","))
+        found = tuple(kind(word) for word in text.split(","))
     except ValueError:
         raise ConfigError(f"{option} takes numbers separated by commas, got {text!r}") from None
+    return tuple(finite(number, option) for number in found)
+
+
+def finite(number: Number, option: str) -> Number:
+    """The number. ConfigError for nan and infinity, which pass every comparison with a limit."""
+    if isinstance(number, float) and not math.isfinite(number):
+        raise ConfigError(f"{option} takes finite numbers, got {number}")
+    return number
 
 
 @app.command("get-batch")
@@ -90,7 +99,7 @@ def handover(
         num_wakes=wakes,
         num_hot=hot,
         num_after_gap=after_gap,
-        idle_s=idle_s,
+        idle_s=finite(idle_s, "--idle-s"),
     )
     console = Console()
     record = run(corpus, plan=plan, report=console.print)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +18,7 @@ from rich.text import Text
 
 from headrace.cli.document import check_writable, write_document
 from headrace.errors import ConfigError
-from headrace.measure.batch_size import BatchSizeError, BatchSizeResult, batch_size_table
+from headrace.measure.batch_size import BatchSizeError, BatchSizeResult, batch_size_table, is_out_of_memory
 from headrace.measure.environment import capture_environment
 from headrace.measure.memory import GIB
 
@@ -53,8 +55,8 @@ def tune(
         raise ConfigError(f"--search is binary or sequential, got {search!r}")
     if memory_gib is not None and not device.startswith("cpu"):
         raise ConfigError("--memory-gib limits the CPU; a device's memory limits itself")
-    on_cpu = device.startswith("cpu")
-    budget = (round(memory_gib * GIB) if memory_gib is not None else available_bytes()) if on_cpu else None
+    check_device(device)
+    budget = memory_budget(memory_gib) if device.startswith("cpu") else None
     probes = DemoProbes(model=model, seq_length=seq_length, device=device, steps=steps)
     with limited_memory(budget):
         table = batch_size_table(
@@ -91,7 +93,12 @@ class DemoProbes:
         settings = DemoSettings(tp=1, seq_length=seq_length, model="moe" if model == "moe" else "llama")
         self.config = config_of(settings, VOCAB_SIZE)
         self.seq_length, self.device, self.steps = seq_length, device, steps
-        self.build("none")(1)
+        try:
+            self.build("none")(1)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            raise BatchSizeError(1, f"{type(error).__name__}: {error}".splitlines()[0]) from error
 
     def probe(self, recompute: str) -> FactoryProbe:
         """The probe of one recompute setting."""
@@ -138,11 +145,38 @@ def limited_memory(budget_bytes: int | None) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, before)
 
 
-def available_bytes() -> int:
-    """80 % of what the machine and the containers around this process still have: the rest is everybody else's."""
+def memory_budget(memory_gib: float | None) -> int:
+    """Bytes that the model may take. None: 80 % of what is left here, the rest is everybody else's. ConfigError for a
+    budget that is no amount of memory, or more than is left: the kernel would end the process before the limit does."""
     from headrace.shm.limits import headrooms
 
-    return int(0.8 * min(headroom.free_bytes for headroom in headrooms()))
+    free = min(headrooms(), key=lambda headroom: headroom.free_bytes)
+    if memory_gib is None:
+        return int(0.8 * free.free_bytes)
+    if not math.isfinite(memory_gib) or memory_gib <= 0:
+        raise ConfigError(f"--memory-gib must be a positive number, got {memory_gib:g}")
+    if memory_gib * GIB > free.free_bytes:
+        raise ConfigError(
+            f"--memory-gib asks for {memory_gib:g}, but {free.name} has {free.free_bytes / GIB:.1f} GiB left; lower it"
+        )
+    return round(memory_gib * GIB)
+
+
+def check_device(device: str) -> None:
+    """ConfigError unless torch can train on it here. Imports torch only for accelerators."""
+    if not re.fullmatch(r"(cpu|cuda|npu)(:\d+)?", device):
+        raise ConfigError(f"--device is cpu, cuda or npu, also with a number as in cuda:0; got {device!r}")
+    kind, _, number = device.partition(":")
+    if kind == "cpu":
+        return
+    try:
+        from headrace.torch.measure.devices import backend_of, device_module
+    except ImportError as error:
+        raise ConfigError(f"headrace tune needs the demo's packages: pip install 'headrace[demo]' ({error})") from error
+    backend_of(device)
+    count = device_module(kind).device_count()
+    if number and int(number) >= count:
+        raise ConfigError(f"--device {device} is not there: this machine has {count} of them, {kind}:0 is the first")
 
 
 def print_results(console: Console, table: dict[str, BatchSizeResult | BatchSizeError], seq_length: int) -> None:

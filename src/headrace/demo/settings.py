@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -18,6 +19,14 @@ BLOCK_ROUNDS = 8
 TRACED_STEPS = 6
 PROFILER_WARMUP_STEPS = 1
 """The profiler's own start is slow; this step is run under it and not written."""
+MAX_TP = 128
+"""As many readers as one ring has (headrace._native.MAX_READERS)."""
+MAX_SAMPLES = 1_000_000
+"""Every rank keeps the order of all samples in memory, a few dozen bytes each; at a second per step this is 12 days."""
+MAX_SEED = 2**32 - 1
+"""numpy.random.RandomState takes no larger one."""
+MAX_SLOW_MS = 60_000.0
+"""In each of the traced steps: the other ranks must not take the late one for dead (worker.COLLECTIVE_TIMEOUT)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,14 +51,25 @@ class DemoSettings:
         for name in ("tp", "steps", "seq_length", "micro_batch_size"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.tp > MAX_TP:
+            raise ConfigError(f"tp must be at most {MAX_TP}, got {self.tp:,}")
+        if (samples := self.num_batches * self.micro_batch_size) > MAX_SAMPLES:
+            raise ConfigError(
+                f"{self.steps:,} steps of micro batch size {self.micro_batch_size:,} need {samples:,} samples, at most "
+                f"{MAX_SAMPLES:,} are kept in order; lower steps or micro_batch_size"
+            )
+        if not 0 <= self.seed <= MAX_SEED:
+            raise ConfigError(f"seed must lie in [0, {MAX_SEED}], got {self.seed}")
         if self.model not in ("llama", "moe"):
             raise ConfigError(f"model must be llama or moe, got {self.model!r}")
+        if not math.isfinite(self.slow_ms) or self.slow_ms <= 0:
+            raise ConfigError(f"slow_ms must be a positive number, got {self.slow_ms:g}")
+        if self.slow_ms > MAX_SLOW_MS:
+            raise ConfigError(f"slow_ms must be at most {MAX_SLOW_MS:g}, got {self.slow_ms:g}")
         if self.slow_rank is not None and self.trace_dir is None:
             raise ConfigError("a slow rank is planted in traced steps only: name a folder with --trace as well")
         if self.slow_rank is not None and not 0 <= self.slow_rank < self.tp:
             raise ConfigError(f"slow_rank must be one of the {self.tp} ranks 0 to {self.tp - 1}, got {self.slow_rank}")
-        if self.slow_ms <= 0:
-            raise ConfigError(f"slow_ms must be positive, got {self.slow_ms:g}")
 
     @property
     def block_steps(self) -> int:
