@@ -6,7 +6,7 @@ HeadraceError
 |- SourceError                  the user's data source raised; carries its traceback
 |- FeedClosed                   this process closed it; nothing is wrong
 |- PeerGone                     another process died: rank, pid, version
-|- FeedTimeout(TimeoutError)    nobody moved for timeout_s; all are alive; says who waits for whom
+|- FeedTimeout(TimeoutError)    nobody moved for timeout_s; says who waits for whom
 `- BatchTooLarge                a batch can never fit: need, have, knob
 
 Messages hold what was needed, what was there and which knob to turn. Numbers are attributes as well, so that code
@@ -56,14 +56,19 @@ class PeerGone(HeadraceError):
 
 
 class FeedTimeout(HeadraceError, TimeoutError):
-    """Nobody moved for `timeout_s` although everybody is alive. `waiting_for` says who waits for whom."""
+    """Nobody moved for `timeout_s`. `waiting_for` says who waits for whom, `knob` which setting ended the wait.
 
-    def __init__(self, waiting_for: str, *, timeout_s: float) -> None:
-        self.waiting_for, self.timeout_s = waiting_for, timeout_s
-        super().__init__(
-            f"waited {timeout_s:g} s for {waiting_for}; all processes are alive; "
-            "raise `timeout_s` if a step may really take that long"
+    All processes are alive, unless `all_alive` is False: then nobody could tell.
+    """
+
+    def __init__(self, waiting_for: str, *, timeout_s: float, knob: str = "timeout_s", all_alive: bool = True) -> None:
+        self.waiting_for, self.timeout_s, self.knob, self.all_alive = waiting_for, timeout_s, knob, all_alive
+        advice = (
+            f"all processes are alive; raise `{knob}` if a step may really take that long"
+            if all_alive
+            else f"it may be late or may have ended, see its output; raise `{knob}` if it may really be that late"
         )
+        super().__init__(f"waited {timeout_s:g} s for {waiting_for}; {advice}")
 
 
 class BatchTooLarge(HeadraceError):

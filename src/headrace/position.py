@@ -14,6 +14,8 @@ import msgspec
 from headrace.errors import FormatError
 
 STATE_VERSION = 1
+MAX_COUNT = 2**63 - 1
+"""Counts travel as int64 in a slot's descriptor."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,6 +49,16 @@ def from_state_dict(state: dict[str, Any]) -> Position:
     if version != STATE_VERSION:
         raise FormatError(f"the feed's state has version {version!r}, this headrace reads version {STATE_VERSION}")
     try:
-        return msgspec.convert({key: value for key, value in state.items() if key != "version"}, Position, strict=True)
+        position = msgspec.convert(
+            {key: value for key, value in state.items() if key != "version"}, Position, strict=True
+        )
     except msgspec.ValidationError as error:
         raise FormatError(f"the feed's state is damaged: {error}") from error
+    for name, lowest in (("consumed_samples", 0), ("consumed_batches", 0), ("data_size", 1)):
+        if not lowest <= getattr(position, name) <= MAX_COUNT:
+            raise FormatError(
+                f"the feed's state is damaged: {name} must lie in [{lowest}, 2**63), got {getattr(position, name)}"
+            )
+    if not position.source and (position.consumed_samples or position.consumed_batches):
+        raise FormatError("the feed's state is damaged: it has consumed samples of a source that it does not name")
+    return position

@@ -25,7 +25,7 @@ POSITIONS = st.builds(
     consumed_samples=st.integers(0, 2**62),
     consumed_batches=st.integers(0, 2**62),
     data_size=st.integers(1, 10**6),
-    source=st.text(max_size=30),
+    source=st.text(min_size=1, max_size=30),
     source_state=st.none() | st.binary(max_size=100),
 )
 STATE: dict[str, Any] = to_state_dict(
@@ -75,6 +75,13 @@ def test_the_state_of_version_1_is_frozen() -> None:
     STATE | {"data_size": None},
     STATE | {"source_state": 5},
     STATE | {"source": b"bytes"},
+    STATE | {"source": ""},
+    STATE | {"data_size": 0},
+    STATE | {"data_size": -2},
+    STATE | {"consumed_samples": -1},
+    STATE | {"consumed_samples": 2**63},
+    STATE | {"consumed_batches": -1},
+    STATE | {"consumed_batches": 2**80},
 ])  # fmt: skip
 def test_what_is_no_state_is_refused(damaged: Any) -> None:
     with pytest.raises(FormatError, match="the feed's state"):

@@ -126,6 +126,9 @@ def test_cutting_at_ends_of_documents_needs_to_know_them(flag):
     [
         ({"eod": -1}, r"eod must be a token id in \[0, 2\*\*31\) or None, got -1"),
         ({"eod": 2**31}, "eod must be a token id"),
+        ({"eod": "x"}, "eod must be a whole number, got 'x'"),
+        ({"pad": 1.5}, "pad must be a whole number, got 1.5"),
+        ({"vocab_size": "50k"}, "vocab_size must be a whole number, got '50k'"),
         ({"pad": -2}, r"pad must be a token id in \[-1, 2\*\*31\) or None, got -2"),
         ({"pad": 2**31}, "pad must be a token id"),
         ({"vocab_size": 0}, r"vocab_size must be in \[1, 2\*\*31\], got 0"),

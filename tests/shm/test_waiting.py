@@ -54,8 +54,14 @@ def test_hours_spent_suspended_are_not_held_against_the_others(caplog: pytest.Lo
     ({"num_slots": 2000}, "num_slots must be at most 1024"),
     ({"num_slots": 3, "hold": 3}, "raise num_slots to at least 4"),
     ({"hold": 0}, "hold must lie in"),
-    ({"timeout_s": 0.0}, "must be positive"),
-    ({"stall_warning_s": -1.0}, "must be positive"),
+    ({"num_slots": "4"}, "num_slots must be a whole number, got '4'"),
+    ({"num_slots": 2.5}, "num_slots must be a whole number, got 2.5"),
+    ({"hold": None}, "hold must be a whole number, got None"),
+    ({"hold": True}, "hold must be a whole number, got True"),
+    ({"timeout_s": 0.0}, "timeout_s must be a positive number of seconds, got 0.0"),
+    ({"timeout_s": "x"}, "timeout_s must be a positive number of seconds, got 'x'"),
+    ({"timeout_s": float("nan")}, "timeout_s must be a positive number of seconds, got nan"),
+    ({"stall_warning_s": -1.0}, "stall_warning_s must be a positive number of seconds, got -1.0"),
 ])  # fmt: skip
 def test_an_impossible_ring_is_refused(wrong: dict[str, float], message: str) -> None:
     with pytest.raises(ConfigError, match=message):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from headrace.arguments import check_seconds, whole_number
 from headrace.errors import ConfigError
 from headrace.shm.placement import parse_cpus
 from headrace.shm.waiting import RingConfig
@@ -35,14 +36,18 @@ class FeedConfig:
 
     def __post_init__(self) -> None:
         _ = self.ring  # checks num_slots, hold and the waits
+        check_seconds("start_timeout_s", self.start_timeout_s)
+        whole_number("max_slot_bytes", self.max_slot_bytes)
+        if self.slot_bytes is not None:
+            whole_number("slot_bytes", self.slot_bytes)
         if self.max_slot_bytes <= 0 or (self.slot_bytes is not None and self.slot_bytes <= 0):
             raise ConfigError(f"slot sizes must be positive, got {self.slot_bytes} and {self.max_slot_bytes}")
         if self.slot_bytes is not None and self.slot_bytes > self.max_slot_bytes:
             raise ConfigError(f"slot_bytes {self.slot_bytes:,} is more than max_slot_bytes {self.max_slot_bytes:,}")
         if self.feeder_cpus is not None:
+            if not isinstance(self.feeder_cpus, str):
+                raise ConfigError(f"feeder_cpus must be text such as '0-3,8', got {self.feeder_cpus!r}")
             parse_cpus(self.feeder_cpus)
-        if self.start_timeout_s <= 0:
-            raise ConfigError(f"start_timeout_s must be positive, got {self.start_timeout_s}")
 
     @property
     def ring(self) -> RingConfig:

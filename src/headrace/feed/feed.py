@@ -19,7 +19,9 @@ import msgspec
 import numpy as np
 
 from headrace import _native
+from headrace.arguments import whole_number
 from headrace.errors import ConfigError, FeedClosed, HeadraceError
+from headrace.feed.agreement import telling_others
 from headrace.feed.batch import COPIED, Array, Batch, ends_of
 from headrace.feed.config import FeedConfig
 from headrace.feed.joining import Membership, join
@@ -72,6 +74,10 @@ class Feed(Generic[Array]):
         wrap: Callable[[Any], Array] = lambda array: array,
         hand_out: Callable[[dict[str, Array], np.ndarray], dict[str, Array]] | None = None,
     ) -> None:
+        rendezvous = rendezvous or Alone()
+        with telling_others(rank, rendezvous, timeout_s=FeedConfig().start_timeout_s):
+            _check_types(config, view)
+            data_rank, data_size = whole_number("data_rank", data_rank), whole_number("data_size", data_size)
         self.config = config or FeedConfig()
         self._hold = self.config.hold
         self._wrap, self._hand_out = wrap, hand_out or (_copies if self.config.owned else None)
@@ -106,14 +112,10 @@ class Feed(Generic[Array]):
             parts=(view or View()).shared_terms,
             device_node=device_node,
         )
-        resources = contextlib.ExitStack()
-        with contextlib.ExitStack() as unless_joined:
-            unless_joined.callback(resources.close)
-            self._member: Membership = join(request, rendezvous or Alone(), resources)
-            unless_joined.pop_all()
+        self._member = _joined(request, rendezvous)
         self._digests = self._member.digests
         # A process that ends without close() has left, not died: the other ranks go on.
-        self._finalizer = weakref.finalize(self, _close_if_ours, resources, self._owner_pid)
+        self._finalizer = weakref.finalize(self, _close_if_ours, self._member.resources, self._owner_pid)
 
     # -- batches -------------------------------------------------------------------------------------------------------
 
@@ -296,6 +298,22 @@ class Feed(Generic[Array]):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _check_types(config: object, view: object) -> None:
+    if config is not None and not isinstance(config, FeedConfig):
+        raise ConfigError(f"config must be a FeedConfig or None, got {config!r}")
+    if view is not None and not isinstance(view, View):
+        raise ConfigError(f"view must be a View or None, got {view!r}")
+
+
+def _joined(request: FeedRequest, rendezvous: Rendezvous) -> Membership:
+    with contextlib.ExitStack() as unless_joined:
+        resources = contextlib.ExitStack()
+        unless_joined.callback(resources.close)
+        member = join(request, rendezvous, resources)
+        unless_joined.pop_all()
+    return member
 
 
 def _copies(arrays: dict[str, Any], slot: np.ndarray) -> dict[str, Any]:

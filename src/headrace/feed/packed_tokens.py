@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal
 
+from headrace.arguments import whole_number
 from headrace.errors import ConfigError
 from headrace.feed.packed_batches import PackedBatches, PackedProduction
 from headrace.feed.source import SourceContext
@@ -108,7 +109,7 @@ class PackedTokens:
     def check(self) -> None:
         """ConfigError for what contradicts itself, whatever the corpus holds."""
         for name in ("seq_length", "micro_batch_size", "num_epochs", "micro_batches_per_step"):
-            if getattr(self, name) < 1:
+            if whole_number(name, getattr(self, name)) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         choices = {
             "order": ("megatron", "elastic"),

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from headrace.arguments import whole_number
 from headrace.errors import ConfigError
 from headrace.feed import shard
 from headrace.feed.config import FeedConfig
@@ -47,7 +48,7 @@ class FeedRequest:
             raise ConfigError(f"a source is PackedTokens or a callable, got a {type(source).__name__}")
         if iterator is not None and not hasattr(iterator, "__iter__"):
             raise ConfigError(f"an iterator yields dicts of arrays, got a {type(iterator).__name__}")
-        if writer_rank is not None and not 0 <= writer_rank < len(ranks):
+        if writer_rank is not None and not 0 <= whole_number("writer_rank", writer_rank) < len(ranks):
             raise ConfigError(
                 f"writer_rank {writer_rank} is not in a group of {len(ranks)} ranks (it counts within the group)"
             )
@@ -55,6 +56,7 @@ class FeedRequest:
             raise ConfigError(f"a group has each rank once, got {ranks}")
         if self.rank not in ranks:
             raise ConfigError(f"rank {self.rank} is not a member of the group {ranks}")
+        whole_number("seed", self.seed)
         if self.config.feeder_cpus is not None:
             chosen(self.config.feeder_cpus, read_cores())
         if not 0 <= self.data_rank < self.data_size:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import traceback
+from collections.abc import Callable
 from typing import Any
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, HeadraceError, SourceError
 from headrace.feed.items import ItemProduction
 from headrace.feed.production import Production
 from headrace.feed.resume import check_fits, source_state
@@ -42,14 +44,28 @@ def open_shard(source: Any, position: Position, *, data_rank: int, data_size: in
 
 
 def identity(source: Any) -> str:
-    """What a checkpoint remembers of the data: the source's own `identity()`, else its name."""
+    """What a checkpoint remembers of the data: the source's own `identity()`, else its name.
+
+    SourceError for what a source's own answer raises, unless it is an error of ours.
+    """
     own = getattr(source, "identity", None)
     if callable(own):
-        return str(own())
+        return _answer_of(own, "identity()")
     named = source if hasattr(source, "__qualname__") else type(source)
     return f"{named.__module__}.{named.__qualname__}"
 
 
 def description(source: Any) -> str:
-    """What must be the same on all ranks, as far as it can be told."""
-    return repr(source) if dataclasses.is_dataclass(source) else identity(source)
+    """What must be the same on all ranks, as far as it can be told. SourceError like `identity`."""
+    return _answer_of(lambda: repr(source), "repr") if dataclasses.is_dataclass(source) else identity(source)
+
+
+def _answer_of(ask: Callable[[], object], what: str) -> str:
+    try:
+        return str(ask())
+    except HeadraceError:
+        raise
+    except Exception as error:
+        # format_exception_only survives an exception whose own __str__ raises.
+        said = traceback.format_exception_only(error)[-1].strip()
+        raise SourceError(f"the source's {what} raised {said}", source_traceback=traceback.format_exc()) from error

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from headrace.arguments import whole_number
 from headrace.errors import ConfigError
 
 # Megatron's stand-in where the tokenizer has no pad of its own (`_PAD_TOKEN_ID`): no real token has this id.
@@ -42,9 +43,9 @@ class PackRules:
 
     def __post_init__(self) -> None:
         for name, value, lowest in (("eod", self.eod, 0), ("pad", self.pad, NO_PAD)):
-            if value is not None and not lowest <= value <= MAX_TOKEN_ID:
+            if value is not None and not lowest <= whole_number(name, value) <= MAX_TOKEN_ID:
                 raise ConfigError(f"{name} must be a token id in [{lowest}, 2**31) or None, got {value}")
-        if self.vocab_size is not None and not 1 <= self.vocab_size <= MAX_TOKEN_ID + 1:
+        if self.vocab_size is not None and not 1 <= whole_number("vocab_size", self.vocab_size) <= MAX_TOKEN_ID + 1:
             raise ConfigError(f"vocab_size must be in [1, 2**31], got {self.vocab_size}")
         if self.eod is None:
             if self.eod_mask_loss:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import get_args
 
+from headrace.arguments import whole_number
 from headrace.errors import ConfigError
 from headrace.packing.context_parallel import Cut, check_rank
 from headrace.packing.prediction import BoundaryRule
@@ -34,6 +35,8 @@ class View:
     embedding takes global positions, as MindSpeed-LLM's does."""
 
     def __post_init__(self) -> None:
+        for name in ("cp_rank", "cp_size", "ulysses_size", "mtp_depth"):
+            whole_number(name, getattr(self, name))
         check_rank(self.cp_size, self.cp_rank)
         if self.cut not in get_args(Cut) or self.mtp_boundaries not in get_args(BoundaryRule):
             raise ConfigError(

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from headrace import _native
+from headrace.arguments import check_seconds, whole_number
 from headrace.errors import ConfigError, FeedTimeout
 
 log = logging.getLogger("headrace")
@@ -35,6 +36,10 @@ class RingConfig:
     """Log who waits for whom after this long, once per stall."""
 
     def __post_init__(self) -> None:
+        for name in ("num_slots", "hold"):
+            whole_number(name, getattr(self, name))
+        for name in ("timeout_s", "stall_warning_s"):
+            check_seconds(name, getattr(self, name))
         if self.num_slots < 2:
             raise ConfigError(f"num_slots must be at least 2 (one written, one read), got {self.num_slots}")
         if self.num_slots > _native.MAX_SLOTS:
@@ -43,10 +48,6 @@ class RingConfig:
             raise ConfigError(
                 f"hold must lie in [1, num_slots): {self.hold} batches kept by each reader leave no slot of "
                 f"{self.num_slots} to write; raise num_slots to at least {self.hold + 1}"
-            )
-        if self.timeout_s <= 0 or self.stall_warning_s <= 0:
-            raise ConfigError(
-                f"timeout_s and stall_warning_s must be positive, got {self.timeout_s} and {self.stall_warning_s}"
             )
 
 

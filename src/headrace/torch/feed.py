@@ -77,15 +77,16 @@ class Feed(ArrayFeed[torch.Tensor]):
                 self.device = torch.device(device)
             except RuntimeError as error:
                 raise ConfigError(f"{device!r} is no device: {error}") from error
-        self._device_copies: DeviceCopies | None = None
+            self._users_hold = config.hold
+            self._device_copies: DeviceCopies | None = None
+            if self.device.type != "cpu" and not config.owned:
+                self._device_copies = DeviceCopies(Accelerator(self.device), num_slabs=config.hold + 1)
+                config = _with_room_to_copy_ahead(config)
+            device_node = numa_node_of(self.device)
         self._ahead: _Ahead | None = None
         self._handed_out: Position | None = None
         self._in_use: deque[Copy] = deque()
         self._copies_of_slots: deque[Copy] = deque()
-        self._users_hold = config.hold
-        if self.device.type != "cpu" and not config.owned:
-            self._device_copies = DeviceCopies(Accelerator(self.device), num_slabs=config.hold + 1)
-            config = _with_room_to_copy_ahead(config)
         super().__init__(
             source,
             iterator=iterator,
@@ -98,7 +99,7 @@ class Feed(ArrayFeed[torch.Tensor]):
             seed=seed,
             config=config,
             view=view,
-            device_node=numa_node_of(self.device),
+            device_node=device_node,
             wrap=as_tensor,
             hand_out=self._start_copy
             if self._device_copies
@@ -188,6 +189,8 @@ def as_tensor(array: np.ndarray) -> torch.Tensor:
 def _chosen_config(config: FeedConfig | None, settings: dict[str, Any]) -> FeedConfig:
     if config is not None and settings:
         raise ConfigError(f"give either config or single settings, not both: {sorted(settings)}")
+    if config is not None and not isinstance(config, FeedConfig):
+        raise ConfigError(f"config must be a FeedConfig or None, got {config!r}")
     known = [field.name for field in dataclasses.fields(FeedConfig)]
     if unknown := sorted(settings.keys() - set(known)):
         raise ConfigError(f"a feed has no setting {', '.join(unknown)}; it has {', '.join(known)}")

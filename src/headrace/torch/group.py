@@ -145,6 +145,8 @@ class StoreRendezvous:
                 raise FeedTimeout(
                     f"rank {rank} to make its feed (the ranks of {self._ranks} make their feeds in one order)",
                     timeout_s=timeout_s,
+                    knob="start_timeout_s",
+                    all_alive=False,
                 )
             time.sleep(LOOK_AGAIN_S)
         return bytes(store.get(key))

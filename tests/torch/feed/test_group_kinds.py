@@ -56,6 +56,11 @@ WRONG = {
     "an unknown setting": "a feed has no setting slots; it has num_slots, hold",
     "too few slots": "num_slots must be at least 2",
     "hold": "raise num_slots to at least 3",
+    "hold as text": "hold must be a whole number, got '1' (str)",
+    "no number": "timeout_s must be a positive number of seconds, got nan",
+    "data_rank as text": "data_rank must be a whole number, got '0' (str)",
+    "a view that is none": "view must be a View or None, got 3",
+    "a config that is none": "config must be a FeedConfig or None, got 3",
     "no device": "'abacus' is no device",
     "another mesh": "contradicts the device mesh, which says",
     "data_rank beyond": "data_rank must lie in [0, data_size), got 5 of 2",
@@ -92,6 +97,8 @@ def test_a_rank_that_does_not_come_is_named_and_may_come_later(four: Group) -> N
     for error in waiting:
         assert error.kind == "FeedTimeout"
         assert "0.5 s for rank 3 to make its feed" in error.text
+        assert "raise `start_timeout_s`" in error.text
+        assert "alive" not in error.text, "nobody knows"
     party = Party(four, shards=[(0, 1)] * 4, writer="iterator", kind="process_group")
     party.make()
     assert party.take_all() == party.expected("numbers")

@@ -114,6 +114,16 @@ class TorchRank(Rank):
                 Feed(source, group=world, num_slots=1 if is_last else 4)
             case "hold":
                 Feed(source, group=world, num_slots=2, hold=2 if is_last else 1)
+            case "hold as text":
+                Feed(source, group=world, hold="1" if is_last else 1)  # type: ignore[arg-type]
+            case "no number":
+                Feed(source, group=world, timeout_s=float("nan") if is_last else 9.0)
+            case "data_rank as text":
+                Feed(source, group=world, data_rank="0" if is_last else 0)  # type: ignore[arg-type]
+            case "a view that is none":
+                Feed(source, group=world, view=3 if is_last else None)  # type: ignore[arg-type]
+            case "a config that is none":
+                Feed(source, group=world, config=3 if is_last else None)  # type: ignore[arg-type]
             case "no device":
                 Feed(source, group=world, device="abacus" if is_last else "cpu")
             case "another mesh":
