@@ -205,3 +205,22 @@ def balance(
     record = run(corpus, seq_lengths=numbers(seq, int, "--seq"), shape=shape, hidden_size=hidden_size, num_steps=steps)
     print_balance(record, Console())
     write_document(json, record)
+
+
+@app.command()
+def traces(
+    hta_python: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="An interpreter that has HolisticTraceAnalysis.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(help="Measured rounds.")] = 7,
+    large_bytes: Annotated[int, typer.Option(help="Size of the large trace; 0 leaves it out.")] = 1_000_000_000,
+    json: Json = None,
+) -> None:
+    """How long a trace of 54 MB takes to read and break down, beside HolisticTraceAnalysis; eight ranks; 1 GB."""
+    check_writable(json)
+    from headrace.bench.traces import run
+    from headrace.cli.bench_tables import print_traces
+
+    record = run(hta_python=hta_python, num_rounds=rounds, large_bytes=large_bytes)
+    print_traces(record, Console())
+    write_document(json, record)

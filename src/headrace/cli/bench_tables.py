@@ -106,6 +106,18 @@ def print_rounds(record: Record, console: Console, *, columns: Sequence[str]) ->
     print_skipped(record, console)
 
 
+def print_traces(record: Record, console: Console) -> None:
+    """Load and breakdown of one trace, who takes how long and how much memory."""
+    table = Table(title=f"a trace of {record['file_bytes'] / 1e6:,.0f} MB, {record['num_events']:,} events")
+    for name in ("contender", "median s", "p99 s", "peak MB"):
+        table.add_column(name, justify="left" if name == "contender" else "right")
+    for row in record["rows"]:
+        peak_mb = plain(row["peak_bytes"] / 1e6)
+        table.add_row(row["contender"], plain(row["median_s"]), plain(row["p99_s"]), peak_mb)
+    console.print(table)
+    print_figures(record, console)
+
+
 def print_placement(record: Record, console: Console) -> None:
     """One line per field and length: the CPU, the copy, the device with its wait."""
     table = Table(title=f"where a field is made, median us; device: {record['device'] or 'none'}")
