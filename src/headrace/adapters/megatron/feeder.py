@@ -16,7 +16,6 @@ import torch
 from headrace.adapters.megatron.places import replace_everywhere
 from headrace.errors import ConfigError
 from headrace.feed.packed_tokens import PackedTokens
-from headrace.position import Position, to_state_dict
 from headrace.torch import Feed
 
 BUILDER = "build_train_valid_test_data_iterators"
@@ -56,9 +55,8 @@ class FeedIterator:
             data_size=self._data_size,
             owned=True,
         )
-        feed.load_state_dict(
-            to_state_dict(Position(consumed_samples=self._consumed_samples, data_size=self._data_size))
-        )
+        # Megatron's checkpoint knows no more than this number; whether the data are the same is its user's word.
+        feed.load_state_dict(feed.state_dict() | {"consumed_samples": self._consumed_samples})
         return feed
 
     def close(self) -> None:
