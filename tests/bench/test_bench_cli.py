@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from headrace.bench.corpus import choose_corpus, write_synthetic
 from headrace.bench.get_batch import Plan, added_bytes, cases
@@ -18,6 +19,7 @@ from headrace.bench.get_batch_case import Case
 from headrace.bench.get_batch_launch import launch
 from headrace.bench.iceoryx2_ring import missing_reason
 from headrace.cli import main
+from headrace.cli.bench_tables import print_traces
 from headrace.errors import HeadraceError
 
 pytestmark = pytest.mark.usefixtures("watchdog", "nothing_left")
@@ -211,3 +213,20 @@ def test_without_a_prefix_a_corpus_is_found_or_made(tmp_path, monkeypatch):
     with choose_corpus(None) as cached:
         assert cached.origin == "demo"
         assert cached.num_tokens >= 3_000
+
+
+def test_the_table_of_traces_shows_who_took_how_long_and_what_was_missed():
+    figure = {"what": "times faster", "target": 35.0, "value": 26.5, "reached_by": "at least", "reached": False}
+    record = {
+        "file_bytes": 54_000_000,
+        "num_events": 216_000,
+        "rows": [{"contender": "headrace", "median_s": 0.18, "p99_s": 0.19, "peak_bytes": 96_600_000}],
+        "summary": {"hta_over_headrace": 26.5},
+        "figures": [figure],
+        "skipped": {"hta": "not installed"},
+    }
+    console = Console(record=True, width=100)
+    print_traces(record, console)
+    shown = console.export_text()
+    for text in ("216,000 events", "0.18", "96.6", ">= 35", "26.5", "missed", "without hta: not installed"):
+        assert text in shown

@@ -158,7 +158,8 @@ def print_figures(record: Record, console: Console) -> None:
     table = Table(title="figures to reach")
     for name in ("figure", "target", "found", ""):
         table.add_column(name, justify="right" if name in ("target", "found") else "left")
-    covered = [figure for figure in record["summary"]["figures"] if figure["reached"] is not None]
+    figures = record["figures"] if "figures" in record else record["summary"]["figures"]
+    covered = [figure for figure in figures if figure["reached"] is not None]
     for figure in covered:
         sign = ">=" if figure["reached_by"] == "at least" else "<="
         table.add_row(
