@@ -202,13 +202,15 @@ def large(context: SourceContext, *, num_bytes: int, after: int = 1) -> Iterator
     yield {"x": np.zeros(num_bytes, np.uint8)}
 
 
-def large_without_address_space(context: SourceContext, *, num_bytes: int, after: int = 3) -> Iterator[Item]:
-    """A batch that outgrows the slots, in a process that may map no more memory by then."""
+def large_without_address_space(
+    context: SourceContext, *, num_bytes: int, spare_bytes: int, after: int = 3
+) -> Iterator[Item]:
+    """A batch that outgrows the slots, in a process that may map only `spare_bytes` more by then."""
     too_large = np.zeros(num_bytes, np.uint8)
     yield from ({"x": np.zeros(8, np.uint8)} for _ in range(after))
     used_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     most = resource.getrlimit(resource.RLIMIT_AS)[1]
-    resource.setrlimit(resource.RLIMIT_AS, (used_bytes + num_bytes, most))
+    resource.setrlimit(resource.RLIMIT_AS, (used_bytes + spare_bytes, most))
     try:
         yield {"x": too_large}
     finally:

@@ -342,9 +342,14 @@ def test_ctrl_c_before_the_first_batch_leaves_the_group(standing: Party, tmp_pat
 # ---- a process that gets no more memory, threads that share a feed ---------------------------------------------------
 
 
-@pytest.mark.parametrize("writer", WRITERS)
-def test_a_writer_that_cannot_map_larger_slots_says_so_on_every_rank(standing: Party, writer: str) -> None:
-    standing.make(writer=writer, source="large_without_address_space", params={"num_bytes": 4 << 20})
+@pytest.mark.parametrize(("writer", "num_mapped"), [("feeder", 0), ("iterator", 0), ("iterator", 1)])
+def test_a_writer_that_cannot_map_larger_slots_says_so_on_every_rank(
+    standing: Party, writer: str, num_mapped: int
+) -> None:
+    """A rank that writes maps them twice: as writer, and as reader."""
+    slots_bytes = 4 * (4 << 20)
+    params = {"num_bytes": 4 << 20, "spare_bytes": num_mapped * slots_bytes + slots_bytes // 2}
+    standing.make(writer=writer, source="large_without_address_space", params=params)
     standing.take(3)
     error = standing.error("take")
     assert error.kind == "ConfigError"
