@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import torch
 from rich.console import Console
 
 from headrace.bench.corpus import choose_corpus, write_synthetic
@@ -232,3 +233,25 @@ def test_the_table_of_traces_shows_who_took_how_long_and_what_was_missed():
     shown = console.export_text()
     for text in ("216,000 events", "0.18", "96.6", ">= 35", "26.5", "missed", "without hta: not installed"):
         assert text in shown
+
+
+def test_without_an_accelerator_the_device_bench_says_so(monkeypatch, capfd):
+    monkeypatch.setattr(sys, "argv", ["headrace", "bench", "device", "--device", "cpu"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert "there is no device 'cpu' here" in capfd.readouterr().err
+
+
+def test_the_device_bench_s_contenders_deliver_the_same(monkeypatch, corpus):
+    """Its two ways to a batch, with the CPU in the device's place."""
+    from headrace.bench.device import feed_batches, loaded_batches
+    from headrace.feed.packed_tokens import PackedTokens
+
+    source = PackedTokens(str(corpus), seq_length=64)
+    ours, theirs = feed_batches(torch.device("cpu"), source), loaded_batches(torch.device("cpu"), source)
+    for _ in range(3):
+        one, other = next(ours), next(theirs)
+        assert all(torch.equal(one[name], other[name]) for name in ("tokens", "labels", "position_ids", "cu_seqlens"))
+    ours.close()
+    theirs.close()

@@ -224,3 +224,19 @@ def traces(
     record = run(hta_python=hta_python, num_rounds=rounds, large_bytes=large_bytes)
     print_traces(record, Console())
     write_document(json, record)
+
+
+@app.command()
+def device(
+    device: Annotated[str, typer.Option(help="As torch names it.")] = "cuda",
+    steps: Annotated[int, typer.Option(help="Measured batches per contender.")] = 200,
+    json: Json = None,
+) -> None:
+    """The last metre, on an accelerator: slot copies beside torch's, pinning, get_batch, synchronisations per step."""
+    check_writable(json)
+    from headrace.bench.device import run
+    from headrace.cli.bench_tables import print_rounds
+
+    record = run(device=device, num_steps=steps)
+    print_rounds(record, Console(), columns=("what", "contender"))
+    write_document(json, record)
