@@ -30,7 +30,7 @@ class Written:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """In the order of COUNTS."""
+        """As they stand in the slot's descriptor; Batch reads them by these places."""
         return (
             self.consumed_samples,
             self.max_seqlen,
@@ -40,17 +40,6 @@ class Written:
             int(self.metadata.source_state is not None),
             self.digest,
         )
-
-
-COUNTS = (
-    "consumed_samples",
-    "max_seqlen",
-    "num_documents",
-    "num_loss_tokens",
-    "num_valid_tokens",
-    "has_source_state",
-    "digest",
-)
 
 
 class Metadata(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
