@@ -15,14 +15,20 @@ from headrace.shm import handover
 from .company import Actor, Company, Died, Raised, until_asleep
 
 
-def test_a_reader_that_dies_before_its_hello_is_missed_at_once(company: Company) -> None:
+@pytest.mark.parametrize("dies", ["before", "after"], ids=lambda when: f"{when}_the_host_asks_for_it")
+def test_a_reader_that_dies_before_its_hello_is_missed_at_once(company: Company, dies: str) -> None:
     host, reader = company.add("host"), company.add("reader")
     host.listen()
-    host.begin_call("admit", 1, pids=[reader.pid])
-    reader.kill()
+    pid = reader.pid
+    if dies == "before":
+        reader.kill()
+        reader.process.wait()
+    host.begin_call("admit", 1, pids=[pid])
+    if dies == "after":
+        reader.kill()
     with pytest.raises(Raised, match="rank 0") as caught:
         host.answer()
-    assert (caught.value.kind, caught.value.numbers["pid"]) == ("PeerGone", reader.pid)
+    assert (caught.value.kind, caught.value.numbers["pid"]) == ("PeerGone", pid)
 
 
 def test_a_reader_that_dies_between_hello_and_welcome_is_missed_at_once(company: Company) -> None:

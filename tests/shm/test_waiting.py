@@ -136,6 +136,8 @@ def test_a_watch_names_who_ended_with_and_without_pidfds() -> None:
         watch.close()
         watch.close()
     assert by_pid.describe() == f"rank 1 (pid {child.pid}, dead)"
+    never_seen = Peer(who="rank 3", rank=3, pid=child.pid, started=start_time(child.pid), pidfd=None)
+    assert not never_seen.is_alive(), "it was gone before anybody asked when it had started"
 
 
 def test_a_peer_of_another_pid_namespace_is_not_taken_for_the_process_that_has_its_number_here() -> None:

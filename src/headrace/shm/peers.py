@@ -69,7 +69,8 @@ class Peer:
             poll = select.poll()
             poll.register(self.pidfd, select.POLLIN)
             return not poll.poll(0)
-        return start_time(self.pid) == self.started
+        # 0 is the start time of a process that was gone when it was asked for: it would equal itself for ever.
+        return self.started != 0 and start_time(self.pid) == self.started
 
     def describe(self) -> str:
         """The peer for a person who looks for the cause of a wait: name, pid, and what its process does right now."""
