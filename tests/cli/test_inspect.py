@@ -141,8 +141,9 @@ def test_an_empty_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
         (["--sample", "0"], "--sample and --seq-length belong together"),
         (["--seq-length", "8"], "--sample and --seq-length belong together"),
         (["--sample", "3", "--seq-length", "8"], "there are samples 0 to 2, asked for 1 from 3 on"),
-        (["--sample", "0", "--seq-length", "8", "--micro-batch-size", "0"], "asked for 0 from 0 on"),
-        (["--sample", "0", "--seq-length", "0"], "`sequence_length` must be 1"),
+        (["--sample", "0", "--seq-length", "8", "--micro-batch-size", "0"], "micro_batch_size must be at least 1"),
+        (["--sample", "0", "--seq-length", "0"], "seq_length must be at least 1, got 0"),
+        (["--sample", "0", "--seq-length", "8", "--order", "best"], "order must be one of megatron, elastic"),
         (
             ["--sample", "0", "--seq-length", "27"],
             "one sample needs 28 tokens, this part of the corpus holds 27 (documents: 5)",
@@ -164,6 +165,30 @@ def test_wrong_use_is_one_sentence_and_exit_code_2(
     assert errors.startswith("ConfigError: ")
     assert sentence in errors
     assert errors.count("\n") == 1
+
+
+@pytest.mark.parametrize("order", ["megatron", "elastic"])
+def test_a_blend_says_which_corpus_a_document_is_of(
+    prefix: str, order: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with StoreWriter(tmp_path / "other", np.int32) as writer:
+        writer.add_document(range(100, 160))
+    blend = ("inspect", "1", prefix, "3", str(tmp_path / "other"))
+    asked = ("--sample", "0", "--seq-length", "8", "--micro-batch-size", "4", "--num-samples", "8", "--order", order)
+    assert headrace(monkeypatch, *blend, *asked, "--json", str(tmp_path / "out.json")) == 0
+    printed = capsys.readouterr().out
+    document = json.loads((tmp_path / "out.json").read_text())
+    assert [(one["weight"], one["tokens"]) for one in document["corpora"]] == [(1.0, 27), (3.0, 60)]
+    rows = document["sample"]["tokens"]
+    segments = document["sample"]["segments"]
+    assert {segment["corpus"] for segment in segments} == {0, 1}
+    for segment in segments:
+        assert (rows[segment["row"]][segment["begin"]] >= 100) == (segment["corpus"] == 1)
+    assert "corpus 1, document 0 from" in printed
+    assert headrace(monkeypatch, *blend, "--sample", "0", "--seq-length", "8") == 2
+    assert "ends nowhere by itself: give num_samples" in capsys.readouterr().err
+    assert headrace(monkeypatch, "inspect", "1", prefix, "0", str(tmp_path / "other")) == 2
+    assert "must be a number above 0, got 0.0" in capsys.readouterr().err
 
 
 def test_a_damaged_store_is_one_sentence_and_exit_code_2(

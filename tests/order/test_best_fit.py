@@ -69,6 +69,15 @@ def test_epochs_hold_the_same_documents_in_as_many_rows(lengths, seed):
     assert all_parts(order, [0, len(order) - 1, 0]) == [rows[0], rows[-1], rows[0]], "any sample, at any time"
 
 
+@EXAMPLES
+@given(LENGTHS, st.integers(1, 40))
+def test_a_number_of_samples_takes_the_first_rows_of_epochs_end_to_end(lengths, num_samples):
+    order = order_of(lengths, num_samples=num_samples)
+    assert len(order) == num_samples
+    epochs = order_of(lengths, num_epochs=-(-num_samples // order.samples_per_epoch) or 1)
+    assert all_parts(order, range(num_samples)) == all_parts(epochs, range(num_samples))
+
+
 def test_seeds_and_epochs_shuffle():
     lengths = list(range(1, 60))
     first = all_parts(order_of(lengths, 64, seed=1, num_epochs=2))
@@ -109,7 +118,7 @@ def test_no_row_more_than_the_tokens_need():
     ("wrong", "message"),
     [
         ({"num_epochs": 0}, "`num_epochs` must be at least 1, got 0"),
-        ({"num_samples": 5}, "counted by `num_epochs`; got num_samples=5"),
+        ({"num_samples": 5, "num_epochs": 2}, "give `num_epochs` or `num_samples`, not both: got 2 and 5"),
         ({"multiple": 3}, "`pad_documents_to` must divide the sequence length 16, got 3"),
         ({"lengths": [0, 0]}, "holds no tokens to pack .documents: 2"),
     ],

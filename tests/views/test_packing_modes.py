@@ -162,7 +162,8 @@ def test_whole_documents_resume_with_another_number_of_shards(corpus):
         ({"documents": "whole", "boundaries": "eod", "eod": 3}, "need boundaries='documents', got 'eod'"),
         ({"pad_documents_to": 4}, "pad_documents_to=4 needs documents='whole'"),
         ({"documents": "whole", "pad_documents_to": 5}, "must divide the sequence length 16, got 5"),
-        ({"documents": "whole", "num_samples": 9}, "got num_samples=9"),
+        ({"documents": "whole", "num_samples": 9, "num_epochs": 2}, "`num_samples`, not both: got 2 and 9"),
+        ({"num_samples": 9.5}, "num_samples must be a whole number, got 9.5"),
         ({"seq_length": 40_000, "attention_mask": "dense"}, "needs 1,600,000,000 bytes in every slot"),
     ],
 )

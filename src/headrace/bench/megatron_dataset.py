@@ -38,7 +38,8 @@ class MegatronMicroBatches(Dataset[dict[str, torch.Tensor]]):
         from megatron.core.datasets.indexed_dataset import IndexedDataset
         from megatron.core.datasets.utils import Split
 
-        with TokenStore(source.prefix) as store:
+        [prefix] = source.blend.prefixes
+        with TokenStore(prefix) as store:
             num_documents, eod = store.num_sequences, int(store.read(0)[-1])
         tokenizer = SimpleNamespace(eod=eod, pad=-1, vocab_size=None, unique_identifiers={})
         config = GPTDatasetConfig(
@@ -53,9 +54,7 @@ class MegatronMicroBatches(Dataset[dict[str, torch.Tensor]]):
         )
         config.mock = True  # keeps no index files
         documents = np.arange(num_documents, dtype=np.int32)
-        self._dataset = GPTDataset(
-            IndexedDataset(source.prefix), None, documents, source.num_samples, Split.train, config
-        )
+        self._dataset = GPTDataset(IndexedDataset(prefix), None, documents, source.num_samples, Split.train, config)
         self._micro_batch_size = source.micro_batch_size
 
     def __len__(self) -> int:

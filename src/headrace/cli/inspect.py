@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import ExitStack
 from itertools import dropwhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,6 +19,7 @@ from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
     from headrace.cli.inspect_sample import Sample
+    from headrace.feed.packed_tokens import PackedTokens
     from headrace.store import TokenStore
 
 RECORD_VERSION = 1
@@ -25,7 +28,12 @@ BAR_WIDTH = 40
 
 
 def inspect(
-    prefix: Annotated[str, typer.Argument(help="Path of the .bin/.idx pair without the ending.")],
+    prefix: Annotated[
+        list[str],
+        typer.Argument(
+            help="Path of the .bin/.idx pair without the ending; or a blend: WEIGHT PREFIX WEIGHT PREFIX ..."
+        ),
+    ],
     sample: Annotated[
         int | None, typer.Option(metavar="I", help="Show the micro batch that starts at sample I.")
     ] = None,
@@ -33,6 +41,7 @@ def inspect(
     micro_batch_size: Annotated[int, typer.Option(help="Rows of the micro batch.")] = 1,
     seed: Annotated[int, typer.Option(help="Of the order of samples.")] = 1234,
     num_samples: Annotated[int | None, typer.Option(help="Samples of the run (None: one epoch).")] = None,
+    order: Annotated[str, typer.Option(help="megatron or elastic.")] = "megatron",
     split: Annotated[str | None, typer.Option(help='Weights of train, valid, test such as "969,30,1".')] = None,
     split_name: Annotated[str, typer.Option(help="Which part of --split.")] = "train",
     eod: Annotated[int | None, typer.Option(help="End-of-document id (default: what the manifest says).")] = None,
@@ -45,44 +54,56 @@ def inspect(
     mtp_depth: Annotated[int, typer.Option(help="Prediction depths.")] = 0,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the same as JSON.")] = None,
 ) -> None:
-    """Show what is in a token store: counts, lengths, and with --sample one packed micro batch as a model gets it."""
+    """Show what is in token stores: counts, lengths, and with --sample one packed micro batch as a model gets it."""
     if (sample is None) != (seq_length is None):
         raise ConfigError("--sample and --seq-length belong together: which sample, and how many tokens per row")
     check_writable(json)
+    from headrace.feed.packed_tokens import PackedTokens
+
+    source = PackedTokens.from_data_path(
+        prefix,
+        # Of no importance without a sample, nor is where a blend would end.
+        seq_length=1 if seq_length is None else seq_length,
+        micro_batch_size=micro_batch_size,
+        seed=seed,
+        num_samples=num_samples,
+        order=order,
+        split=split,
+        split_name=split_name,
+        eod=eod,
+        eod_mask_loss=eod_mask_loss,
+    )
+    view = {
+        "cp_size": cp_size,
+        "cp_rank": cp_rank,
+        "cut": cut,
+        "ulysses_size": ulysses_size,
+        "stage": stage,
+        "mtp_depth": mtp_depth,
+    }
+    write_document(json, show(source, sample, view))
+
+
+def show(source: PackedTokens, sample: int | None, asked: dict[str, Any]) -> dict[str, Any]:
+    """Print a source's stores and, if one is named, a sample and what a view takes of it. The same as a document."""
     from headrace.cli.inspect_sample import SampleRequest, take_sample
     from headrace.cli.inspect_view import describe_view
-    from headrace.store import TokenStore
+    from headrace.feed.corpora import open_stores
 
-    with TokenStore(prefix) as store:
+    with ExitStack() as resources:
+        stores = open_stores(source.blend.prefixes, resources)
         taken = view = None
         # A sample that cannot be taken is said before a large store is read for its histogram.
-        if sample is not None and seq_length is not None:
-            request = SampleRequest(
-                sample=sample,
-                sequence_length=seq_length,
-                micro_batch_size=micro_batch_size,
-                seed=seed,
-                num_samples=num_samples,
-                split=split,
-                split_name=split_name,
-                eod=eod,
-                eod_mask_loss=eod_mask_loss,
-            )
-            taken = take_sample(store, request)
-            view = describe_view(
-                taken,
-                cp_size=cp_size,
-                cp_rank=cp_rank,
-                cut=cut,
-                ulysses_size=ulysses_size,
-                stage=stage,
-                mtp_depth=mtp_depth,
-            )
-        document = describe(store)
-    print_store(Console(), document)
+        if sample is not None:
+            taken = take_sample(stores, SampleRequest(sample=sample, source=source))
+            view = describe_view(taken, **asked)
+        corpora = [describe(store) for store in stores]
+    for one in corpora:
+        print_store(Console(), one)
+    document = corpora[0] if len(corpora) == 1 else document_of_blend(corpora, source.blend.weights)
     if taken is not None:
         add_sample(Console(), document, taken, view)
-    write_document(json, document)
+    return document
 
 
 def add_sample(console: Console, document: dict[str, Any], taken: Sample, view: dict[str, Any] | None) -> None:
@@ -94,6 +115,13 @@ def add_sample(console: Console, document: dict[str, Any], taken: Sample, view: 
     if view is not None:
         document["view"] = view
         print_view(console, view)
+
+
+def document_of_blend(corpora: list[dict[str, Any]], weights: Sequence[float] | None) -> dict[str, Any]:
+    """Several stores in one document: what `describe` says of each, and its weight."""
+    of_each = [None] * len(corpora) if weights is None else weights
+    weighted = [one | {"weight": weight} for one, weight in zip(corpora, of_each, strict=True)]
+    return {"version": RECORD_VERSION, "corpora": weighted}
 
 
 def describe(store: TokenStore) -> dict[str, Any]:
@@ -149,10 +177,12 @@ def print_store(console: Console, document: dict[str, Any]) -> None:
 def print_sample(console: Console, sample: Sample) -> None:
     """Two lines per document of the micro batch, then what a kernel and a loss see."""
     console.print(f"\nsamples {sample.first_sample} to {sample.last_sample} of {sample.samples_in_order:,}")
+    blended = any(segment.corpus for segment in sample.segments)
     for segment in sample.segments:
+        corpus = f"corpus {segment.corpus}, " if blended else ""
         console.print(
-            f"row {segment.row} [bold]{segment.begin} - {segment.end - 1}[/bold]: document {segment.document} from "
-            f"{segment.offset:,}, position ids {segment.first_position} - {segment.last_position}, "
+            f"row {segment.row} [bold]{segment.begin} - {segment.end - 1}[/bold]: {corpus}document {segment.document} "
+            f"from {segment.offset:,}, position ids {segment.first_position} - {segment.last_position}, "
             f"{segment.num_targets} of {segment.end - segment.begin} are targets",
             highlight=False,
         )

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from headrace.errors import ConfigError
-from headrace.order import MegatronOrder, OrderRules, Part
+from headrace.feed.packed_order import open_order
+from headrace.feed.packed_tokens import PackedTokens
+from headrace.order import Part
 from headrace.packing import PackRules, pack
 from headrace.store import Manifest, Tokenizer, TokenStore, load_tokenizer, read_manifest
 
@@ -21,14 +23,7 @@ class SampleRequest:
     """What to take: the micro batch of rows `sample`, `sample` + 1, ... of an order."""
 
     sample: int
-    sequence_length: int
-    micro_batch_size: int
-    seed: int
-    num_samples: int | None
-    split: str | None
-    split_name: str
-    eod: int | None
-    eod_mask_loss: bool
+    source: PackedTokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,6 +33,8 @@ class Segment:
     row: int
     begin: int
     end: int
+    corpus: int
+    """Which one of a blend."""
     document: int
     offset: int
     """First token, counted in the document."""
@@ -70,50 +67,45 @@ class Sample:
     note: str
 
 
-def take_sample(store: TokenStore, request: SampleRequest) -> Sample:
+def take_sample(stores: Sequence[TokenStore], request: SampleRequest) -> Sample:
     """Read, pack and describe. Raises ConfigError if there is no such sample, or for rules that mean nothing."""
-    rules = OrderRules(
-        sequence_length=request.sequence_length,
-        seed=request.seed,
-        num_samples=request.num_samples,
-        split=request.split,
-        split_name=request.split_name,
-    )
-    order = MegatronOrder(store.lengths, rules)
-    samples = range(request.sample, request.sample + request.micro_batch_size)
-    if request.micro_batch_size < 1 or samples.start < 0 or samples.stop > len(order):
+    source = request.source
+    source.check()
+    order = open_order(source, stores)
+    samples = range(request.sample, request.sample + source.micro_batch_size)
+    if samples.start < 0 or samples.stop > len(order):
         raise ConfigError(
-            f"there are samples 0 to {len(order) - 1}, asked for {request.micro_batch_size} from {request.sample} on; "
+            f"there are samples 0 to {len(order) - 1}, asked for {source.micro_batch_size} from {request.sample} on; "
             "choose another --sample or --micro-batch-size"
         )
     parts = [order.parts(sample) for sample in samples]
-    rows = np.empty((len(samples), order.row_tokens), store.dtype)
+    rows = np.empty((len(samples), order.row_tokens), np.result_type(*(store.dtype for store in stores)))
     for row, parts_of_row in zip(rows, parts, strict=True):
         filled = 0
         for part in parts_of_row:
-            filled += store.read_into(row[filled:], part.document, part.offset, part.length)
-    manifest = read_manifest(store.prefix)
-    described = manifest is not None and manifest.fingerprint == store.fingerprint()
+            filled += stores[part.corpus].read_into(row[filled:], part.document, part.offset, part.length)
+    manifests = [_own_manifest(store) for store in stores]
     packing = PackRules(
-        eod=manifest.eod if manifest and described and request.eod is None else request.eod,
-        pad=manifest.pad if manifest and described else None,
+        eod=_agreed([None if one is None else one.eod for one in manifests]) if source.eod is None else source.eod,
+        pad=_agreed([None if one is None else one.pad for one in manifests]),
         reset_position_ids=True,
         reset_attention_mask=True,
-        eod_mask_loss=request.eod_mask_loss,
+        eod_mask_loss=source.eod_mask_loss,
     )
     batch = pack(rows, packing, document_lengths=[[part.length for part in row_parts] for row_parts in parts])
-    tokenizer, note = _tokenizer(store, manifest, described=described)
+    named = [_tokenizer(store, manifest) for store, manifest in zip(stores, manifests, strict=True)]
+    tokenizers = [tokenizer for tokenizer, _ in named]
     loss_mask = batch["loss_mask"].astype(np.int64)
     return Sample(
         first_sample=samples[0],
         last_sample=samples[-1],
         samples_in_order=len(order),
-        sequence_length=request.sequence_length,
+        sequence_length=source.seq_length,
         segments=[
             segment
             for row, row_parts in enumerate(parts)
             for segment in _segments(
-                row, row_parts, batch["tokens"][row], batch["position_ids"][row], loss_mask[row], tokenizer
+                row, row_parts, batch["tokens"][row], batch["position_ids"][row], loss_mask[row], tokenizers
             )
         ],
         cu_seqlens=batch["cu_seqlens"].tolist(),
@@ -124,8 +116,8 @@ def take_sample(store: TokenStore, request: SampleRequest) -> Sample:
         labels=batch["labels"].tolist(),
         loss_mask=loss_mask.tolist(),
         position_ids=batch["position_ids"].tolist(),
-        decoded=tokenizer is not None,
-        note=note,
+        decoded=None not in tokenizers,
+        note="; ".join(dict.fromkeys(note for _, note in named if note)),
     )
 
 
@@ -135,7 +127,7 @@ def _segments(
     tokens: np.ndarray,
     position_ids: np.ndarray,
     loss_mask: np.ndarray,
-    tokenizer: Tokenizer | None,
+    tokenizers: Sequence[Tokenizer | None],
 ) -> list[Segment]:
     segments = []
     begin = 0
@@ -148,12 +140,13 @@ def _segments(
                     row=row,
                     begin=begin,
                     end=end,
+                    corpus=part.corpus,
                     document=part.document,
                     offset=part.offset,
                     first_position=int(position_ids[begin]),
                     last_position=int(position_ids[end - 1]),
                     num_targets=int(loss_mask[begin:end].sum()),
-                    shown=_shown(tokens[begin:end].tolist(), tokenizer),
+                    shown=_shown(tokens[begin:end].tolist(), tokenizers[part.corpus]),
                 )
             )
         begin = end
@@ -171,9 +164,20 @@ def _shown(ids: list[int], tokenizer: Tokenizer | None) -> str:
     return printable[:SHOWN_CHARACTERS] + ("..." if cut else "")
 
 
-def _tokenizer(store: TokenStore, manifest: Manifest | None, *, described: bool) -> tuple[Tokenizer | None, str]:
+def _own_manifest(store: TokenStore) -> Manifest | None:
+    """The manifest that describes this pair."""
+    manifest = read_manifest(store.prefix)
+    return manifest if manifest is not None and manifest.fingerprint == store.fingerprint() else None
+
+
+def _agreed(ids: Sequence[int | None]) -> int | None:
+    """What all corpora say; None where they differ or do not say."""
+    return ids[0] if len(set(ids)) == 1 else None
+
+
+def _tokenizer(store: TokenStore, manifest: Manifest | None) -> tuple[Tokenizer | None, str]:
     """The tokenizer beside the store, or why there is no text to show."""
-    if manifest is not None and not described:
+    if manifest is None and read_manifest(store.prefix) is not None:
         return None, "token ids instead of text: the manifest beside the store is that of another one"
     try:
         tokenizer = load_tokenizer(store.prefix)

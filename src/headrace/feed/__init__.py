@@ -7,7 +7,8 @@ joining.py        becoming a member of a group         rendezvous.py   how they 
 feeder.py         starting the feeder process          process.py      the feeder process itself
 hosting.py        bringing a ring up and filling it    producer.py     one batch after another
 production.py     what a source is to the producer     items.py        an iterable of dicts
-packed_tokens.py  a token store as a source            packed_batches.py  its micro batches, opened for one shard
+packed_tokens.py  token stores as a source             packed_batches.py  its micro batches, opened for one shard
+corpora.py        which stores: one, or a blend        packed_order.py    which order over them
 shard.py          any source, opened for one shard     resume.py       continuing from a checkpoint
 stats.py          who waited for whom
 digests.py        do all hosts read the same?

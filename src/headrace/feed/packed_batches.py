@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from headrace.errors import ConfigError
+from headrace.feed.corpora import open_stores
+from headrace.feed.packed_order import open_order
 from headrace.feed.production import Metadata, Written
 from headrace.order import (
     BalancedShard,
-    BestFitOrder,
-    ElasticOrder,
-    EpochOrder,
-    MegatronOrder,
-    OrderRules,
     Part,
-    SampleOrder,
     Shard,
     cost_of,
     laid_out_lengths,
@@ -50,18 +47,17 @@ class PackedBatches:
         self.source = source
         self.spec = source.batch_spec()
         self._packer = Packer(source.rules, layout=source.layout)
-        self._targets: TokenStore | None = None
-        self._store = TokenStore(source.prefix, walk_index=source.order != "elastic")
-        try:
+        with ExitStack() as resources:
+            self._stores = open_stores(source.blend.prefixes, resources, walk_index=source.order != "elastic")
             if source.vocab_size is not None:
-                self._store.require_vocabulary(source.vocab_size)
-            if source.targets is not None:
-                self._targets = TokenStore(source.targets)
-                _check_targets(self._store, self._targets)
-            self._order = _open_order(source, self._store)
-        except BaseException:
-            self.close()
-            raise
+                for store in self._stores:
+                    store.require_vocabulary(source.vocab_size)
+            self._targets = open_stores(source.target_prefixes, resources)
+            if self._targets:
+                for tokens, targets in zip(self._stores, self._targets, strict=True):
+                    _check_targets(tokens, targets)
+            self._order = open_order(source, self._stores)
+            self._resources = resources.pop_all()
         self._shard = Shard(micro_batch_size=source.micro_batch_size, data_rank=data_rank, data_size=data_size)
         self._consumed_samples = consumed_samples
         self._length = self._shard.num_micro_batches(len(self._order), consumed_samples=consumed_samples)
@@ -77,8 +73,8 @@ class PackedBatches:
             )
         shape = (source.micro_batch_size, source.rules.row_length(source.seq_length))
         # Rows that are not full hold pads, which uint16 may not.
-        self._rows = np.empty(shape, _row_dtype(self._store.dtype) if source.documents == "cut" else np.int32)
-        self._target_rows = None if self._targets is None else np.empty(shape, np.int32)
+        self._rows = np.empty(shape, _row_dtype(self._stores) if source.documents == "cut" else np.int32)
+        self._target_rows = np.empty(shape, np.int32) if self._targets else None
 
     def __len__(self) -> int:
         """Micro batches left, the same number for every shard: an uneven rest is dropped, as by Megatron's sampler."""
@@ -122,8 +118,8 @@ class PackedBatches:
     def write(self, index: int, arrays: Mapping[str, np.ndarray]) -> PackCounts:
         """Read, pack and write micro batch `index` into arrays of `spec`, at full capacity."""
         parts = [self._order.parts(sample) for sample in self.samples(index)]
-        lengths = self._read(self._store, self._rows, parts)
-        if self._targets is not None and self._target_rows is not None:
+        lengths = self._read(self._stores, self._rows, parts)
+        if self._target_rows is not None:
             self._read(self._targets, self._target_rows, parts)
         counts = self._packer.pack_into(
             self._rows,
@@ -136,7 +132,7 @@ class PackedBatches:
             return counts._replace(num_valid_tokens=sum(min(n, self.source.seq_length) for n in true_lengths))
         return counts
 
-    def _read(self, store: TokenStore, rows: np.ndarray, parts: Sequence[Sequence[Part]]) -> list[list[int]]:
+    def _read(self, stores: Sequence[TokenStore], rows: np.ndarray, parts: Sequence[Sequence[Part]]) -> list[list[int]]:
         """Fill rows with their parts, each padded as the source says; the padded lengths of each row."""
         multiple, pad = self.source.pad_documents_to, self._packer.rules.effective_pad
         if self.source.documents == "whole":
@@ -146,15 +142,13 @@ class PackedBatches:
             starts, filled = [], 0
             for part in row_parts:
                 starts.append(filled)
-                store.read_into(row[filled:], part.document, part.offset, part.length)
+                stores[part.corpus].read_into(row[filled:], part.document, part.offset, part.length)
                 filled = min(filled - (-part.length // multiple) * multiple, len(row))
             lengths.append(np.diff([*starts, filled]).tolist())
         return lengths
 
     def close(self) -> None:
-        self._store.close()
-        if self._targets is not None:
-            self._targets.close()
+        self._resources.close()
 
 
 class PackedProduction:
@@ -198,32 +192,7 @@ def _check_targets(tokens: TokenStore, targets: TokenStore) -> None:
         raise ConfigError(f"targets must fit int32, the store holds {targets.dtype}")
 
 
-def _open_order(source: PackedTokens, store: TokenStore) -> SampleOrder:
-    rules = OrderRules(
-        sequence_length=source.seq_length,
-        seed=source.seed,
-        num_samples=source.num_samples,
-        split=source.split,
-        split_name=source.split_name,
-        add_extra_token=source.add_extra_token,
-    )
-    if source.documents == "whole":
-        return BestFitOrder(
-            store.lengths, rules, num_epochs=source.num_epochs, pad_documents_to=source.pad_documents_to
-        )
-    if source.order == "elastic":
-        return ElasticOrder(
-            store.lengths,
-            store.pointers,
-            rules,
-            num_epochs=source.num_epochs,
-            units_per_token=store.dtype.itemsize,
-        )
-    if source.num_epochs > 1:
-        return EpochOrder(store.lengths, rules, num_epochs=source.num_epochs)
-    return MegatronOrder(store.lengths, rules)
-
-
-def _row_dtype(stored: np.dtype[Any]) -> np.dtype[Any]:
-    """What packing takes as it lies, or what it would make of the rest."""
-    return stored if stored in (np.uint16, np.int32) else np.dtype(np.int32)
+def _row_dtype(stores: Sequence[TokenStore]) -> np.dtype[Any]:
+    """What packing takes as it lies, or what it would make of the rest, such as a blend of two dtypes."""
+    dtypes = {store.dtype for store in stores}
+    return dtypes.pop() if dtypes in ({np.dtype(np.uint16)}, {np.dtype(np.int32)}) else np.dtype(np.int32)

@@ -1,4 +1,4 @@
-"""A token store as a source: store + order + packing, composed.
+"""Token stores as a source: store + order + packing, composed.
 
 Used by the feeder, which writes straight into slots, and by whoever wants the same batches without a feed:
 
@@ -8,30 +8,31 @@ Used by the feeder, which writes straight into slots, and by whoever wants the s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from headrace.arguments import whole_number
 from headrace.errors import ConfigError
+from headrace.feed.corpora import Blend, Corpora, fingerprints, read_corpora, read_data_path
 from headrace.feed.packed_batches import PackedBatches, PackedProduction
 from headrace.feed.source import SourceContext
 from headrace.order import DEFAULT_ATTENTION_COST, Dealing
 from headrace.packing import PackRules, batch_spec
 from headrace.spec import BatchSpec
-from headrace.store import TokenStore
 
 
 @dataclass(frozen=True, slots=True)
 class PackedTokens:
-    """Micro batches of packed documents from a Megatron `.bin/.idx` pair. Small and picklable; opens nothing by itself.
+    """Micro batches of packed documents from Megatron `.bin/.idx` pairs. Small and picklable; opens nothing by itself.
 
-    Samples and their order are those of Megatron's GPTDataset for the same arguments, unless `order`, `documents` or
-    `balance` say otherwise.
+    Samples and their order are those of Megatron's GPTDataset, or BlendedDataset for a blend, for the same arguments,
+    unless `order`, `documents` or `balance` say otherwise.
     """
 
-    prefix: str
-    """Path of the pair without `.bin` or `.idx`."""
+    prefix: Corpora
+    """Path of the pair without `.bin` or `.idx`. Or a blend, whose samples each come from one corpus: by weight, which
+    needs num_samples, as [(0.7, "wiki"), (0.3, "code")]; or ["wiki", "code"], from each as many as it has."""
     _: KW_ONLY
     seq_length: int
     micro_batch_size: int = 1
@@ -41,7 +42,8 @@ class PackedTokens:
     """How often the corpus is read, each time in another order, where num_samples does not say how far."""
     num_samples: int | None = None
     """Samples of the whole job (Megatron's train_iters x global batch size); the corpus is repeated as Megatron does,
-    which shuffles its epochs together: another number is another order."""
+    which shuffles its epochs together: another number is another order. Not so with order="elastic" or whole documents,
+    where it only says where to end."""
     split: str | None = None
     """Weights of train, valid and test such as "969,30,1". None: the whole corpus."""
     split_name: str = "train"
@@ -62,13 +64,14 @@ class PackedTokens:
     after `eod` tokens and as the two reset flags say, which is Megatron's way."""
     documents: Literal["cut", "whole"] = "cut"
     """Megatron's way is "cut": rows are full, and documents are cut where a row ends. "whole": none is cut unless it is
-    longer than a row (headrace.order.best_fit); what is left of a row is padding, and num_samples stays None."""
+    longer than a row (headrace.order.best_fit); what is left of a row is padding."""
     pad_documents_to: int = 1
     """With whole documents: each takes a multiple of so many tokens. 2 * cp_size, and a view by documents needs no
     padding of its own: every rank's part has one length."""
-    targets: str | None = None
+    targets: str | Sequence[str] | None = None
     """Path of a second pair, as long document by document, that holds the target of each token: -100 for nothing, as in
-    prompts (headrace.packing.supervised). None: every token is the target of the one before."""
+    prompts (headrace.packing.supervised). With a blend one for each corpus. None: every token is the target of the one
+    before."""
     layout: str = "megatron"
     """What the fields are called and what labels mean: "megatron", "transformers" or "torchtitan"."""
     flatten: bool = False
@@ -82,6 +85,28 @@ class PackedTokens:
     reset_attention_mask: bool = True
     eod_mask_loss: bool = False
     add_extra_token: bool = True
+
+    @classmethod
+    def from_data_path(cls, words: str | Sequence[str], **settings: Any) -> Self:
+        """Of what Megatron's `--data-path` says: "30 wiki 70 code", prefixes without weights, or one."""
+        return cls(read_data_path(words), **settings)
+
+    @property
+    def blend(self) -> Blend:
+        """The corpora and their weights. ConfigError for what is none."""
+        return read_corpora(self.prefix)
+
+    @property
+    def target_prefixes(self) -> tuple[str, ...]:
+        """Those of `targets`, one for each corpus; empty without."""
+        if self.targets is None:
+            return ()
+        return (self.targets,) if isinstance(self.targets, str) else tuple(self.targets)
+
+    @property
+    def is_computed(self) -> bool:
+        """Sample i is the same however many there are: what Megatron's own order is not."""
+        return self.order == "elastic" or self.documents == "whole"
 
     @property
     def rules(self) -> PackRules:
@@ -111,6 +136,8 @@ class PackedTokens:
         for name in ("seq_length", "micro_batch_size", "num_epochs", "micro_batches_per_step"):
             if whole_number(name, getattr(self, name)) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.num_samples is not None:
+            whole_number("num_samples", self.num_samples)
         choices = {
             "order": ("megatron", "elastic"),
             "boundaries": ("documents", "eod"),
@@ -120,6 +147,7 @@ class PackedTokens:
         for name, known in choices.items():
             if getattr(self, name) not in known:
                 raise ConfigError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
+        self._check_blend()
         if self.boundaries != "documents" and (self.documents == "whole" or self.targets is not None):
             raise ConfigError(f"whole documents and targets need boundaries='documents', got {self.boundaries!r}")
         if self.boundaries != "documents" and self.balance != "none":
@@ -139,15 +167,31 @@ class PackedTokens:
                 "has no room for padding"
             )
 
+    def _check_blend(self) -> None:
+        blend = self.blend
+        if blend.weights is not None and self.num_samples is None:
+            raise ConfigError(
+                f"a blend by weight ends nowhere by itself: give num_samples, the samples of the whole job, got None "
+                f"and {len(blend.prefixes)} corpora"
+            )
+        if self.num_epochs > 1 and (blend.weights is not None or not (blend.is_one_corpus or self.is_computed)):
+            raise ConfigError(
+                f"num_epochs={self.num_epochs} is not for this blend of {len(blend.prefixes)} corpora: give num_samples"
+            )
+        if self.targets is not None and len(self.target_prefixes) != len(blend.prefixes):
+            raise ConfigError(
+                f"targets must name one pair for each corpus: {len(blend.prefixes)} corpora, got "
+                f"{len(self.target_prefixes)}"
+            )
+
     def identity(self) -> str:
         """What a checkpoint remembers: what decides which sample is which. Neither the micro batch nor the layout."""
-        with TokenStore(self.prefix, walk_index=False) as store:
-            corpus = store.fingerprint()
         rows = "" if self.documents == "cut" else f", whole documents padded to {self.pad_documents_to}"
-        # An elastic run may be continued with more epochs: its samples stay what they are.
-        run = "" if self.order == "elastic" else f"num_epochs {self.num_epochs}, num_samples {self.num_samples}, "
+        targets = "".join(f", targets {digits}" for digits in fingerprints(self.target_prefixes))
+        # Only Megatron's samples depend on how many there are; any other run may be continued with more.
+        run = "" if self.is_computed or self.num_samples is None else f"num_samples {self.num_samples}, "
         return (
-            f"corpus {corpus}, order {self.order}, seq_length {self.seq_length}, seed {self.seed}, "
+            f"{self.blend.identity()}{targets}, order {self.order}, seq_length {self.seq_length}, seed {self.seed}, "
             f"{run}split {self.split} ({self.split_name}), extra token {self.add_extra_token}{rows}"
         )
 

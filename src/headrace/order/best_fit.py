@@ -19,7 +19,10 @@ from headrace.order.split import split_range
 
 
 class BestFitOrder:
-    """`num_epochs` times every document, whole, in rows. See SampleOrder for what it answers.
+    """`num_epochs` times every document, whole, in rows; or `rules.num_samples` rows. See SampleOrder.
+
+    Row i is the same however many there are: `rules.num_samples` takes the first rows of epochs end to end, and may end
+    inside one, whose other documents are then not there.
 
     `lengths`: tokens per sequence of the store, int32 [num_sequences]. `pad_documents_to`: each document takes a
     multiple of so many tokens, the rest is padding of its own (2 * cp_size: rows can then be cut by documents and keep
@@ -29,19 +32,25 @@ class BestFitOrder:
     tokens or the rules ask for what this order has not.
     """
 
-    def __init__(self, lengths: IntArray, rules: OrderRules, *, num_epochs: int = 1, pad_documents_to: int = 1) -> None:
+    def __init__(
+        self,
+        lengths: IntArray,
+        rules: OrderRules,
+        *,
+        num_epochs: int = 1,
+        pad_documents_to: int = 1,
+        corpus: int = 0,
+    ) -> None:
         if num_epochs < 1:
             raise ConfigError(f"`num_epochs` must be at least 1, got {num_epochs}")
-        if rules.num_samples is not None:
-            raise ConfigError(
-                f"rows of whole documents are counted by `num_epochs`; got num_samples={rules.num_samples}"
-            )
+        if num_epochs > 1 and rules.num_samples is not None:
+            raise ConfigError(f"give `num_epochs` or `num_samples`, not both: got {num_epochs} and {rules.num_samples}")
         if pad_documents_to < 1 or rules.sequence_length % pad_documents_to:
             raise ConfigError(
                 f"`pad_documents_to` must divide the sequence length {rules.sequence_length}, got {pad_documents_to}"
             )
         self.rules = rules
-        self.num_epochs = num_epochs
+        self.corpus = corpus
         self.pad_documents_to = pad_documents_to
         documents = split_range(len(lengths), rules.split, rules.split_name)
         self._pieces = pieces_of(lengths, documents, step=rules.sequence_length, extra=rules.extra)
@@ -51,6 +60,8 @@ class BestFitOrder:
         self._capacity = rules.sequence_length + (rules.extra if pad_documents_to == 1 else 0)
         self._epochs: dict[int, tuple[IntArray, IntArray]] = {}
         self.samples_per_epoch = len(self._rows_of(0)[1]) - 1
+        whole_epochs = num_epochs * self.samples_per_epoch
+        self._num_samples = whole_epochs if rules.num_samples is None else rules.num_samples
 
     @property
     def row_tokens(self) -> int:
@@ -59,7 +70,7 @@ class BestFitOrder:
 
     def __len__(self) -> int:
         """Number of samples of all epochs."""
-        return self.num_epochs * self.samples_per_epoch
+        return self._num_samples
 
     def parts(self, sample: int) -> Sequence[Part]:
         """The documents of one row, see SampleOrder. Their lengths may add up to less than `row_tokens`."""
@@ -67,7 +78,10 @@ class BestFitOrder:
             raise IndexError(f"sample {sample} of {len(self)}")
         epoch, inside = divmod(sample, self.samples_per_epoch)
         pieces, starts = self._rows_of(epoch)
-        return [Part(*piece) for piece in pieces[starts[inside] : starts[inside + 1]].tolist()]
+        return [
+            Part(document, offset, length, self.corpus)
+            for document, offset, length in pieces[starts[inside] : starts[inside + 1]].tolist()
+        ]
 
     def _rows_of(self, epoch: int) -> tuple[IntArray, IntArray]:
         """Pieces in reading order, and where each row starts among them."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from headrace.errors import ConfigError
 from headrace.order.sample import Part, SampleOrder
 
-# Weights become integers of so many steps: no corpus of a blend has a smaller share than 1e-12 by intention.
+# Weights that are no integers become some, of so many steps: nobody gives a corpus a share below 1e-12 on purpose.
 _STEPS = 2**40
 
 
@@ -36,8 +36,9 @@ class Fork:
 class ElasticBlend:
     """`num_samples` samples of `orders`, in proportion to `weights`. See SampleOrder for what it answers.
 
-    Sample i is the same whatever `num_samples` is. ConfigError if an order has fewer samples than are drawn from it,
-    or the orders differ in `row_tokens`, or a weight is not above 0.
+    Sample i is the same whatever `num_samples` is. With whole numbers as weights, as many samples as their sum take
+    exactly so many of each corpus. ConfigError if an order has fewer samples than are drawn from it, or the orders
+    differ in `row_tokens`, or a weight is not above 0.
     """
 
     def __init__(self, orders: Sequence[SampleOrder], weights: Sequence[float], *, num_samples: int) -> None:
@@ -48,8 +49,7 @@ class ElasticBlend:
         if len({order.row_tokens for order in orders}) != 1:
             raise ConfigError(f"blended corpora must agree on tokens per row, got {[o.row_tokens for o in orders]}")
         self.orders = tuple(orders)
-        total = math.fsum(weights)
-        self._tree = _plant([max(1, round(weight / total * _STEPS)) for weight in weights], 0)
+        self._tree = _plant(_whole_shares(weights), 0)
         self._num_samples = num_samples
         for corpus, drawn in _counts(self._tree, num_samples):
             if drawn > len(orders[corpus]):
@@ -84,6 +84,14 @@ class ElasticBlend:
             else:
                 node, number = node.right, number - before
         return node, number
+
+
+def _whole_shares(weights: Sequence[float]) -> list[int]:
+    """Whole numbers as they are, so that counts of samples are shared out without a rest; others to 2**-40 of all."""
+    if all(isinstance(weight, int) for weight in weights):
+        return [int(weight) for weight in weights]
+    total = math.fsum(weights)
+    return [max(1, round(weight / total * _STEPS)) for weight in weights]
 
 
 def _plant(weights: Sequence[int], first: int) -> Fork | int:
