@@ -150,6 +150,96 @@ def test_a_delay_as_large_but_steady_is_a_fault():
     assert (verdict(job).verdict, verdict(job).rank) == ("card", 0)
 
 
+def on_cpu(job):
+    return [replace(trace, device="cpu") for trace in job]
+
+
+TAKEN_MS = [50, 0, 35, 5, 60, 10, 0, 45]
+"""What other processes take of a core in eight steps."""
+
+
+def busy_cores(rank, step):
+    """Operators of two ranks that share their cores with other processes: both lose as much, in different steps."""
+    return (100 + TAKEN_MS[step if rank else -1 - step]) * MS
+
+
+def test_a_cpu_rank_that_computes_longer_by_as_much_in_every_step_is_told_without_a_card_to_swap():
+    found = verdict(on_cpu(synchronous_job(4, STEPS, lambda rank, step: noisy(rank, step) + 40 * MS * (rank == 2))))
+    assert (found.verdict, found.rank, found.sure) == ("card", 2, "high")
+    assert "a slower core, or more work" in found.what
+    assert "card" not in found.what + found.disproved_by
+
+
+def test_a_cpu_rank_whose_operators_take_longer_now_and_then_has_a_busy_host():
+    late_ms = [90, 30, 150, 60, 200, 40, 120, 70]
+    job = synchronous_job(2, range(8), lambda rank, step: 60 * MS + late_ms[step] * MS * (rank == 1))
+    found = verdict(on_cpu(job))
+    assert (found.verdict, found.rank, found.sure) == ("host", 1, "medium")
+    assert "other processes on its cores" in found.what
+    assert "comes and goes" in found.what
+    assert "pin each rank to cores of its own" in found.disproved_by
+    # With cards it is the card, but not for sure either.
+    assert (verdict(job).verdict, verdict(job).sure) == ("card", "medium")
+
+
+def test_a_cpu_rank_whose_thread_has_a_gap_has_a_slow_host():
+    job = on_cpu(synchronous_job(2, STEPS, noisy, idle_ns=lambda rank, step: 30 * MS * (rank == 0)))
+    found = verdict(job)
+    assert (found.verdict, found.rank, found.sure) == ("host", 0, "high")
+    assert "runs no operator for 30.0 ms longer" in found.what
+
+
+@pytest.mark.parametrize("slow", [0, 1])
+@pytest.mark.parametrize("offset_us", [0, 79, 10**9])
+def test_a_gap_on_the_host_is_seen_among_operators_that_busy_cores_slow_down_at_random(slow, offset_us):
+    """A sleep of 25 ms per step beside operators that take 100 to 160 ms: the waits alone convict nobody."""
+    job = on_cpu(
+        synchronous_job(
+            2,
+            range(8),
+            busy_cores,
+            idle_ns=lambda rank, step: 20 * MS + 25 * MS * (rank == slow),
+            offset_ns=lambda rank: offset_us * 1000 * rank,
+        )
+    )
+    found = verdict(job)
+    assert (found.verdict, found.rank, found.sure) == ("host", slow, "medium")
+    assert found.lateness_ns == pytest.approx(25 * MS)
+    assert found.evidence["rule"] == "host gap, beside waits"
+    assert "too unevenly to convict it by that alone" in found.what
+
+
+def test_busy_cores_alone_convict_nobody_and_nobody_is_called_healthy():
+    found = verdict(on_cpu(synchronous_job(2, range(8), busy_cores, idle_ns=lambda rank, step: 20 * MS)))
+    assert (found.rank, found.sure) == (None, "low")
+    job = synchronous_job(2, range(8), lambda rank, step: 60 * MS, idle_ns=busy_cores)
+    assert (verdict(job).verdict, verdict(job).sure) == ("none", "low")
+    assert "would not show among that; trace more steps" in verdict(job).what
+
+
+def test_a_rank_that_idles_because_it_has_less_to_compute_is_not_accused():
+    job = synchronous_job(
+        4,
+        STEPS,
+        lambda rank, step: noisy(rank, step) - 20 * MS * (rank == 1),
+        idle_ns=lambda rank, step: 20 * MS * (rank == 1),
+    )
+    assert verdict(job).verdict == "none"
+
+
+def test_wandering_lateness_is_not_surely_the_data_where_the_cores_may_have_been_taken():
+    job = on_cpu(synchronous_job(4, STEPS, lambda rank, step: 60 * MS + 40 * MS * (rank == (step * 7) % 4)))
+    found = verdict(job)
+    assert (found.verdict, found.sure) == ("data", "low")
+    assert "or other processes take the ranks' cores" in found.what
+
+
+def test_a_steady_delay_below_the_limit_is_no_verdict_but_is_said():
+    found = verdict(synchronous_job(4, STEPS, lambda rank, step: 60 * MS + 2 * MS * (rank == 2)))
+    assert (found.verdict, found.sure) == ("none", "high")
+    assert "Rank 2 comes last by 2.0 ms per step (2.9%)" in found.what
+
+
 OFFSETS_US = [79, 10**9, -(10**9)]
 
 

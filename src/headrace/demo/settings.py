@@ -46,7 +46,8 @@ class DemoSettings:
     """Also write one profiler trace per rank into this folder."""
     slow_rank: int | None = None
     """This rank sleeps `slow_ms` in each traced step, and only there."""
-    slow_ms: float = 50.0
+    slow_ms: float = 200.0
+    """A fifth of a step of the default model on two cores; `headrace analyze` names delays from 5 % of a step on."""
 
     def __post_init__(self) -> None:
         for name in ("tp", "steps", "seq_length", "micro_batch_size"):

@@ -90,6 +90,13 @@ def by_stage_and_step(
     return dict(found)
 
 
+def host_gap_ns(lanes: StepLanes) -> int | None:
+    """How long the device had nothing to do because the host had not asked for it: loading, launching, Python."""
+    if lanes.host_launch_ns is None:
+        return None
+    return lanes.host_launch_ns + (lanes.data_ns or 0)
+
+
 def computing_ns(lanes: StepLanes) -> int | None:
     """The value most comparisons are about."""
     return lanes.computing_ns

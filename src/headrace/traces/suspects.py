@@ -5,11 +5,14 @@ are no fault of rank 0. So a rank is compared with the others of the same step,
 
     net lateness = own lateness - median lateness of the other ranks
 
-and its mean over the steps has to pass Student's t at 1 % on top of size and persistence.
+and its mean over the steps has to pass Student's t at 1 % on top of size and persistence. What passes but comes and
+goes is named without being called sure, and a job whose lateness scatters too widely to show a delay is not called
+healthy.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import mean, stdev
@@ -30,6 +33,12 @@ FEW_STEPS, MIN_SHARE_OF_FEW = 3, 0.2
 
 CERTAIN_STEPS, CERTAIN_PERSISTENCE, CERTAIN_SHARE = 5, 0.9, 0.10
 """From here on a verdict calls itself sure."""
+CERTAIN_SCATTER = 1 / 3
+"""Standard deviation over mean. A fault delays every step by about as much. A core shared with other processes delays
+at random, but for seconds on end the same rank: the t-test, which takes steps for independent, passes then."""
+
+MENTIONED_SHARE = 0.01
+"""Of the step: a steady delay below MIN_SHARE is no verdict, but worth a word."""
 
 _STUDENT_1_PERCENT = (
     (30, 2.46), (20, 2.53), (15, 2.60), (10, 2.76), (8, 2.90), (7, 3.00), (6, 3.14), (5, 3.36), (4, 3.75), (3, 4.54),
@@ -48,6 +57,8 @@ class Suspect:
     share: float
     """Of the step."""
     steps_late: int
+    scatter: float
+    """Standard deviation over mean of the net lateness; 0 below three steps."""
 
 
 def net_lateness(
@@ -73,23 +84,53 @@ def find_suspects(steps: JudgedSteps, net_ns: Mapping[int, Mapping[int | None, f
         values = list(own.values())
         large = bool(values) and mean(values) >= min_share * steps.mean_ns
         if large and late >= MIN_PERSISTENCE * len(values) and _stands_clear(values):
-            share = mean(values) / steps.mean_ns
-            found.append(Suspect(rank=rank, mean_ns=mean(values), share=share, steps_late=late))
+            found.append(
+                Suspect(
+                    rank=rank,
+                    mean_ns=mean(values),
+                    share=mean(values) / steps.mean_ns,
+                    steps_late=late,
+                    scatter=_deviation(values) / mean(values),
+                )
+            )
     return sorted(found, key=lambda suspect: -suspect.mean_ns)
 
 
 def how_sure(suspect: Suspect, num_steps: int) -> Sure:
-    """high: many steps, nearly all of them late, by a tenth of the step."""
+    """high: many steps, nearly all of them late, by a tenth of the step and by about as much each time."""
     persists = suspect.steps_late >= CERTAIN_PERSISTENCE * num_steps
-    if num_steps >= CERTAIN_STEPS and persists and suspect.share >= CERTAIN_SHARE:
+    steady = suspect.scatter <= CERTAIN_SCATTER
+    if num_steps >= CERTAIN_STEPS and persists and steady and suspect.share >= CERTAIN_SHARE:
         return "high"
     return "medium" if num_steps >= FEW_STEPS else "low"
 
 
+def hidden_ns(net_ns: Mapping[int, Mapping[int | None, float]]) -> float:
+    """The largest delay per step that could pass for chance in the scatter of some rank; 0 below three steps."""
+    return max((_chance_ns(list(own.values())) for own in net_ns.values()), default=0.0)
+
+
+def closest(steps: JudgedSteps, net_ns: Mapping[int, Mapping[int | None, float]]) -> tuple[int, float] | None:
+    """(rank, mean net lateness) of the latest rank, if its lateness is no chance and more than MENTIONED_SHARE."""
+    means = {rank: mean(own.values()) for rank, own in net_ns.items() if own}
+    rank = max(means, key=lambda candidate: means[candidate], default=None)
+    if rank is None or len(steps.numbers) < FEW_STEPS or not _stands_clear(list(net_ns[rank].values())):
+        return None
+    return (rank, means[rank]) if means[rank] >= MENTIONED_SHARE * steps.mean_ns else None
+
+
 def _stands_clear(values: list[float]) -> bool:
     """Is the mean above zero by more than its standard error allows for chance? Nothing to test below three values."""
+    return len(values) < FEW_STEPS or bool(mean(values) > _chance_ns(values))
+
+
+def _chance_ns(values: list[float]) -> float:
+    """What the mean of so many values with this scatter reaches by chance in 1 % of all cases."""
     if len(values) < FEW_STEPS:
-        return True
-    error = stdev(values) / len(values) ** 0.5
+        return 0.0
     limit = next(quantile for freedom, quantile in _STUDENT_1_PERCENT if len(values) - 1 >= freedom)
-    return bool(mean(values) > limit * error)
+    return limit * _deviation(values) / math.sqrt(len(values))
+
+
+def _deviation(values: list[float]) -> float:
+    return stdev(values) if len(values) >= FEW_STEPS else 0.0
