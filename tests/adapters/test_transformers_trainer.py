@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import json
+import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -94,8 +99,13 @@ def test_the_labels_are_those_a_model_without_the_feed_would_be_given(corpus: st
 class NoFeed:
     """Enough of a feed to be refused."""
 
-    def __init__(self, *, owned: bool, hold: int) -> None:
-        self.config = type("Config", (), {"owned": owned, "hold": hold})()
+    def __init__(self, *, owned: bool = True, hold: int = 1, data_size: int = 1, source: Any = None) -> None:
+        self.config = SimpleNamespace(owned=owned, hold=hold)
+        topology, request = SimpleNamespace(data_size=data_size), SimpleNamespace(source=source)
+        self._member = SimpleNamespace(topology=topology, request=request, rank=0)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"source": "mine.photographs"}
 
 
 def trainer(folder: Path, feed: Any) -> Any:
@@ -112,6 +122,77 @@ def test_a_feed_that_would_overwrite_a_steps_batches_is_refused(tmp_path: Path) 
     with pytest.raises(ConfigError, match="takes 2 batches before it uses the first, the feed holds 1"):
         trainer(tmp_path, NoFeed(owned=False, hold=1))
     trainer(tmp_path, NoFeed(owned=False, hold=2))
+
+
+@pytest.mark.parametrize(
+    ("feed", "message"),
+    [
+        (
+            {},
+            "Trainer has 4 data ranks in 4 processes, the feed of rank 0 has data_size 1: .* make it with data_size=4",
+        ),
+        ({"data_size": 8}, "the feed of rank 0 has data_size 8"),
+        ({"data_size": 4, "source": print}, "the source must be PackedTokens, got mine.photographs"),
+        ({"data_size": 4}, "the source must be PackedTokens, got mine.photographs"),
+        ({"data_size": 4, "source": PackedTokens("corpus", seq_length=8)}, None),
+    ],
+)
+def test_data_ranks_that_would_train_on_the_same_batches_are_refused(
+    feed: dict[str, Any], message: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transformers.TrainingArguments, "world_size", 4)
+    with pytest.raises(ConfigError, match=message) if message else contextlib.nullcontext():
+        trainer(tmp_path, NoFeed(**feed))
+
+
+TWO_RANKS = """
+import os, sys
+import torch
+import torch.distributed as dist
+from transformers import LlamaConfig, LlamaForCausalLM, TrainingArguments
+
+from headrace import ConfigError, PackedTokens
+from headrace.adapters.transformers import FeedTrainer
+from headrace.torch import Feed
+
+rank = int(os.environ["RANK"])
+arguments = TrainingArguments(output_dir=sys.argv[2], max_steps=2, use_cpu=True, report_to=[], save_strategy="no")
+sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+model = LlamaForCausalLM(LlamaConfig(vocab_size=512, **sizes))
+source = PackedTokens(sys.argv[1], seq_length=64, layout="transformers")
+with Feed(source, owned=True) as feed:
+    try:
+        FeedTrainer(model=model, args=arguments, feed=feed)
+    except ConfigError as error:
+        print("refused", error)
+seen = []
+with Feed(source, owned=True, data_rank=rank, data_size=2) as feed:
+    trainer = FeedTrainer(model=model, args=arguments, feed=feed)
+    plainly = trainer.training_step
+    trainer.training_step = lambda model, inputs, *rest: (
+        seen.append(inputs["input_ids"].tolist()), plainly(model, inputs, *rest)
+    )[1]
+    trainer.train()
+print("seen", rank, seen)
+dist.destroy_process_group()
+"""
+
+
+def test_each_of_two_ranks_trains_on_its_own_shard(corpus: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TWO_RANKS)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*command, str(tmp_path / "train.py"), corpus, str(tmp_path / "trained")],
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Trainer has 2 data ranks in 2 processes") == 2
+    seen = {words[1]: json.loads(words[2]) for words in re.findall(r"(seen) (\d) (.*)", done.stdout)}
+    batches = PackedTokens(corpus, seq_length=64, layout="transformers").open_batches()
+    rows = [batches[number]["input_ids"].tolist() for number in range(4)]
+    assert seen == {"0": rows[0::2], "1": rows[1::2]}
 
 
 def test_a_checkpoint_without_a_state_of_the_feed_is_refused(tmp_path: Path) -> None:

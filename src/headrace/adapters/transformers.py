@@ -27,10 +27,14 @@ STATE_FILE = "feed.pt"
 class FeedTrainer(Trainer):
     """Trainer, fed by `feed`, which is the caller's: Trainer never closes it.
 
+    A feed decides what a rank reads, so its `data_size` must be Trainer's number of data ranks: with 1 on each of
+    several, all would train on the same batches. ConfigError otherwise.
+
     `args.max_steps` says how long; the feed has no length. The batches of a step are all taken before the first is
     used, so the feed needs `owned=True`, or `hold` of at least args.gradient_accumulation_steps; ConfigError otherwise.
     Its state lies in each checkpoint, and `train(resume_from_checkpoint=...)` goes on from it: no batch is drawn and
-    dropped. With several data ranks the source must be PackedTokens, whose state is the same on all of them.
+    dropped. With several data ranks the source must be PackedTokens, whose state is the same on all of them;
+    ConfigError for another one.
     """
 
     def __init__(self, *args: Any, feed: Feed, **kwargs: Any) -> None:
@@ -40,10 +44,27 @@ class FeedTrainer(Trainer):
             raise ConfigError(
                 f"a step takes {need} batches before it uses the first, the feed holds {hold}; make it with owned=True"
             )
+        self._check_shards(feed)
         # Or Trainer would draw what was trained on already; the feed begins behind it.
         self.args.ignore_data_skip = True
         self.feed = feed
         self.add_callback(_FeedState(feed))
+
+    def _check_shards(self, feed: Feed) -> None:
+        # Trainer's own arithmetic (get_total_train_batch_size, 5.24).
+        num_data_ranks = self.args.world_size // (self.get_tp_size() * self.get_cp_size() * self.get_sp_size())
+        has, source = feed._member.topology.data_size, feed._member.request.source
+        if has != num_data_ranks:
+            raise ConfigError(
+                f"Trainer has {num_data_ranks} data ranks in {self.args.world_size} processes, the feed of rank "
+                f"{feed._member.rank} has data_size {has}: ranks would train on the same batches; make it with "
+                f"data_size={num_data_ranks} and each rank's data_rank"
+            )
+        if has > 1 and not hasattr(source, "open_production"):
+            raise ConfigError(
+                f"with {has} data ranks a checkpoint holds the state of rank 0 alone, and after a resume all of them "
+                f"would go on with its data; the source must be PackedTokens, got {feed.state_dict()['source']}"
+            )
 
     def get_train_dataloader(self) -> Any:
         """The feed, as something that can be iterated. Overrides what accelerate would wrap."""
