@@ -14,14 +14,16 @@ import pytest
 import torch
 from rich.console import Console
 
+from headrace.bench import get_batch, megatron_dataset
 from headrace.bench.corpus import choose_corpus, write_synthetic
 from headrace.bench.get_batch import Plan, added_bytes, cases
-from headrace.bench.get_batch_case import Case
+from headrace.bench.get_batch_case import CONTENDERS, Case
 from headrace.bench.get_batch_launch import launch
 from headrace.bench.iceoryx2_ring import missing_reason
 from headrace.cli import main
 from headrace.cli.bench_tables import print_traces
 from headrace.errors import HeadraceError
+from headrace.store import StoreWriter
 
 pytestmark = pytest.mark.usefixtures("watchdog", "nothing_left")
 
@@ -80,7 +82,7 @@ def test_get_batch_of_all_contenders(document, corpus):
         "get-batch", "--tp", "2", "--seq", "64", "--pace-ms", "1,0", "--steps", "6", "--blocks", "1", "--no-memory",
         "--corpus", corpus,
     )  # fmt: skip
-    expected = {"headrace", "broadcast", "replicated", "iceoryx2"} - found["skipped"].keys()
+    expected = set(CONTENDERS) - found["skipped"].keys()
     assert {(row["contender"], row["pace_ms"]) for row in found["rows"]} == {
         (name, pace) for name in expected for pace in (1.0, 0.0)
     }
@@ -93,13 +95,27 @@ def test_get_batch_of_all_contenders(document, corpus):
         assert (values > 0).all()
         assert np.array(row["lead_in_us"]).shape == (1, 8)
         assert row["writer_cpu"] >= 0
-        assert row["num_background_processes"] == {"broadcast": 2, "replicated": 4}.get(row["contender"], 1)
+        assert row["num_background_processes"] == {"broadcast": 2, "megatron": 2, "replicated": 4}.get(
+            row["contender"], 1
+        )
     assert found["checked_batches"] == 8
     assert found["corpus"]["origin"] == "given"
     assert len(found["summary"]["ratios"]) == 2 * (len(expected) - 1)
     assert "compared byte for byte" in shown
     for name in expected:
         assert name in shown
+
+
+@pytest.mark.parametrize(("hidden", "reason"), [(True, "not installed"), (False, "document 1 does not have 7")])
+def test_megatrons_dataset_is_left_out_by_a_sentence(tmp_path, monkeypatch, hidden, reason):
+    with StoreWriter(tmp_path / "endless", np.uint16) as writer:
+        for last in (7, 8, 7):
+            writer.add_document(np.array([1, 2, 3, last]))
+    monkeypatch.setattr(
+        megatron_dataset, "missing_reason", lambda: "megatron-core is not installed" if hidden else None
+    )
+    monkeypatch.setattr(get_batch, "cases", lambda *_: iter(()))
+    assert reason in get_batch.run(str(tmp_path / "endless"))["skipped"]["megatron"]
 
 
 def test_the_memory_of_a_contender_is_what_it_adds(corpus):

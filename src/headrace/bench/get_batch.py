@@ -94,8 +94,11 @@ def run(
     for name, module in (("iceoryx2", iceoryx2_ring), ("megatron", megatron_dataset)):
         if name in contenders and (reason := module.missing_reason()) is not None:
             skipped[name] = reason
-    contenders = tuple(name for name in contenders if name not in skipped)
     with choose_corpus(corpus_prefix) as corpus:
+        if "megatron" in contenders and "megatron" not in skipped:
+            reason = megatron_dataset.unfit_reason(corpus.prefix)
+            skipped |= {} if reason is None else {"megatron": reason}
+        contenders = tuple(name for name in contenders if name not in skipped)
         for case in cases(plan, corpus, contenders):
             report(
                 f"{case.num_ranks} ranks, {case.source['micro_batch_size']} x {case.source['seq_length']}: "

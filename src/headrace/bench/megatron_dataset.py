@@ -3,7 +3,7 @@
 The same loop as `broadcast` (headrace.torch.contenders), but what the DataLoader's workers call is megatron-core's
 GPTDataset, sample by sample, and where documents end is found from its restarted position ids, as a loop on it must.
 Its ends are those of end-of-document tokens, so the corpus needs one at the end of each document; the comparison of the
-first batches says if it has not.
+first batches says if it has not, and a corpus that shows it at once is not begun with.
 """
 
 from __future__ import annotations
@@ -27,6 +27,24 @@ def missing_reason() -> str | None:
 
     if find_spec("megatron") is None or find_spec("megatron.core") is None:
         return "megatron-core is not installed; pip install 'headrace[bench]'"
+    return None
+
+
+NUM_LOOKED_AT = 256
+"""Documents that are read before a corpus is taken for one with end-of-document tokens."""
+
+
+def unfit_reason(prefix: str) -> str | None:
+    """Why Megatron's dataset would see other documents in this corpus; None if its first ones end as they must."""
+    with TokenStore(prefix) as store:
+        eod = int(store.read(0)[-1])
+        for number in range(min(NUM_LOOKED_AT, store.num_sequences)):
+            tokens = store.read(number)
+            if tokens[-1] != eod or np.count_nonzero(tokens == eod) > 1:
+                return (
+                    f"it finds documents by an end-of-document token, and document {number} does not have {eod} at its "
+                    "end alone; headrace prepare --append-eod writes it"
+                )
     return None
 
 

@@ -20,6 +20,8 @@ app = typer.Typer(help="Measure headrace beside what it replaces.", no_args_is_h
 
 Number = TypeVar("Number", int, float)
 
+CONTENDERS = "broadcast,megatron,replicated,headrace,iceoryx2"
+
 Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write raw values and figures.")]
 Prefix = Annotated[
     str | None,
@@ -49,7 +51,7 @@ def get_batch(
     seq: Annotated[str, typer.Option(help="Tokens per row.")] = "4096,32768,131072",
     micro_batch_size: Annotated[str, typer.Option(help="Rows per batch.")] = "1",
     pace_ms: Annotated[str, typer.Option(help="Milliseconds a step takes beside get_batch; 0: back to back.")] = "5,0",
-    contenders: Annotated[str, typer.Option(help="Who takes part.")] = "broadcast,replicated,headrace,iceoryx2",
+    contenders: Annotated[str, typer.Option(help="Who takes part, where it is installed.")] = CONTENDERS,
     steps: Annotated[int, typer.Option(help="Measured steps per contender and pace.")] = 480,
     blocks: Annotated[int, typer.Option(help="In so many blocks; an interval needs six.")] = 8,
     num_slots: Annotated[int, typer.Option(help="Batches that exist at once.")] = 4,
@@ -57,7 +59,7 @@ def get_batch(
     corpus: Prefix = None,
     json: Json = None,
 ) -> None:
-    """How long a rank waits for its batch, beside broadcast, replicated loading and iceoryx2, in one run."""
+    """How long a rank waits for its batch, beside broadcast, Megatron's dataset, replicated loading and iceoryx2."""
     check_writable(json)
     from headrace.bench.get_batch import Plan, run
     from headrace.cli.bench_tables import print_get_batch
