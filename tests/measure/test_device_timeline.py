@@ -58,6 +58,18 @@ def test_steps_come_when_the_device_has_passed_them_and_the_loop_never_waits():
     assert all(times.phases_ns["forward"] == pytest.approx(50 * MS, abs=2) for times in loop.steps)
 
 
+def test_a_group_is_complete_as_soon_as_the_device_has_passed_its_last_step():
+    loop = Loop(deliver_every=4)
+    seen = []
+    for _ in range(10):
+        loop.span("forward", ask_ms=1, work_ms=10)
+        loop.step.end()
+        loop.clock.advance(ms=9)
+        seen.append(len(loop.steps))
+    assert seen == [0, 0, 0, 3, 4, 4, 4, 7, 8, 8]
+    assert loop.device.synchronised == 0
+
+
 def test_closing_waits_once_and_delivers_what_the_device_still_owes():
     loop = Loop()
     for _ in range(3):

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import msgspec
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -171,20 +172,45 @@ def test_the_bench_counts_what_it_says():
     pytest.importorskip("transformers")
     from headrace.bench.measure import run
 
-    found = run(num_rounds=7, num_warmup_rounds=1, spans_per_round=50, steps_per_block=1)
-    assert set(found) == {"version", "isolates", "environment", "rows", "skipped", "summary"}
+    found = run(num_rounds=7, num_warmup_rounds=1, spans_per_round=50, windows_per_round=1, log_every=2)
+    assert set(found) == {"version", "isolates", "environment", "calls_per_step", "rows", "skipped", "summary"}
     assert json.loads(json.dumps(found))["summary"] == found["summary"]
     by_name = {(row["what"], row["contender"]): row for row in found["rows"]}
-    assert set(by_name) == {
-        ("call", "perf_counter_ns pair"), ("call", "span"), ("call", "end of a step"),
-        ("step, wall time", "plain"), ("step, wall time", "measured"),
-        ("step, cpu time", "plain"), ("step, cpu time", "measured"),
-    }  # fmt: skip
-    assert all(len(row["values_us"]) == 7 and len(row["warmup_us"]) == 1 for row in found["rows"])
+    loops = [
+        (f"step of {model}, {clock} time", side)
+        for model in ("2 layers", "48 layers")
+        for clock in ("wall", "cpu")
+        for side in ("plain", "measured")
+    ]
+    calls = [("call", name) for name in ("perf_counter_ns pair", "span", "end of a step")]
+    cold = [("call behind a step", name) for name in ("nothing", "span", "count", "end of a step", "end of a window")]
+    assert set(by_name) == {*loops, *calls, *cold}
+    assert all(len(by_name[key]["values_us"]) == 7 for key in calls)
+    assert all((len(by_name[key]["values_us"]), len(by_name[key]["warmup_us"])) == (14, 2) for key in loops)
     summary = found["summary"]
     assert 0 < summary["clock_pair_us"] < summary["span_us"] < summary["end_us"]
-    low, high = summary["loop_slowdown_interval"]
-    assert low <= high
-    assert low <= summary["loop_slowdown"] <= high
+    for loop in ("", "many_modules_"):
+        for name in ("excess_us", "loop_slowdown", "loop_slowdown_cpu", "loop_slowdown_mean"):
+            low, high = summary[f"{loop}{name}_interval"]
+            assert low <= summary[f"{loop}{name}"] <= high
+    assert summary["many_modules"] > 300
     with pytest.raises(ConfigError):
         run(num_rounds=0)
+
+
+def test_the_excess_weighs_reporting_steps_by_their_share_and_a_slow_minute_cancels():
+    pytest.importorskip("transformers")
+    from headrace.bench.measure import excess_figures
+
+    plain = np.full((24, 10), 1000.0)
+    plain[5:9] *= 3  # somebody else was there
+    measured = plain + 10.0
+    measured[:, -1] += 200.0
+    measured[3, 4] += 50_000.0  # one preemption
+    found = excess_figures(plain, measured, 4, "")
+    assert found["excess_us"] == pytest.approx(10 + 200 / 10)
+    assert found["excess_us_interval"] == pytest.approx([30, 30])
+    assert found["loop_slowdown"] == pytest.approx(0.03)
+    few = excess_figures(plain[:8], measured[:8], 4, "_cpu")
+    assert few["excess_us_cpu"] == pytest.approx(30)
+    assert few["excess_us_cpu_interval"] == [None, None]

@@ -6,7 +6,7 @@ import pytest
 
 from headrace.errors import ConfigError
 from headrace.measure.flops import ModelShape
-from headrace.measure.memory import GIB, estimate_memory, host_memory, in_gib
+from headrace.measure.memory import GIB, HostMemory, HostMemoryReader, estimate_memory, host_memory, in_gib
 
 GPT = ModelShape(layers=24, hidden=2048, heads=16, kv_heads=16, head_dim=128, ffn=8192, gated=False, vocab=51200)
 
@@ -24,10 +24,22 @@ def test_resident_memory_of_this_process_grows_with_what_it_touches():
 
 def test_a_system_without_these_files_is_not_measured(tmp_path):
     assert host_memory(tmp_path) is None
-    (tmp_path / "status").write_text("Name:\tpython\nVmRSS:\t   1024 kB\n")
+    (tmp_path / "status").write_text("Name:\tVmRSS: 1\nVmRSS:\t   1024 kB\n")
     got = host_memory(tmp_path)
     assert (got.rss_bytes, got.pss_bytes) == (2**20, None)
     assert got.peak_rss_bytes > 0
+
+
+def test_a_reader_sees_what_changed_and_after_closing_nothing(tmp_path):
+    status = tmp_path / "status"
+    status.write_text("Name:\tpython\nVmHWM:\t 3072 kB\nVmRSS:\t 1024 kB\n")
+    reader = HostMemoryReader(tmp_path)
+    assert reader.read() == HostMemory(rss_bytes=2**20, peak_rss_bytes=3 * 2**20, pss_bytes=None)
+    status.write_text("Name:\tpython\nVmHWM:\t 3072 kB\nVmRSS:\t 2048 kB\n")
+    assert reader.read().rss_bytes == 2 * 2**20
+    reader.close()
+    reader.close()
+    assert reader.read() is None
 
 
 def test_eighteen_bytes_per_parameter_or_the_sharded_optimizer():

@@ -5,6 +5,7 @@ import logging
 from dataclasses import replace as dataclass_replace
 
 import msgspec
+import numpy as np
 import pytest
 
 from headrace.errors import ConfigError, FormatError
@@ -96,14 +97,41 @@ def test_a_micro_batch_without_a_count_makes_the_step_unknown_not_smaller():
     assert summary.mfu.value is None
 
 
-def test_counts_that_make_no_sense_are_dropped_with_a_warning_and_training_goes_on(caplog):
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        {"samples": 1, "document_lengths": [-5]},
+        {"samples": "many", "tokens": 5},
+        {"samples": 1, "tokens": 5, "padded_tokens": -1},
+        {"samples": 1, "tokens": float("nan")},
+        {"samples": float("inf"), "tokens": 5},
+        {"samples": 1, "document_lengths": 7},
+    ],
+)
+def test_counts_that_make_no_sense_are_unknown_with_one_warning_and_training_goes_on(nonsense, caplog):
     loop = Loop()
     with caplog.at_level(logging.WARNING, "headrace.measure"):
-        loop.run.count(samples=1, document_lengths=[-5])
-        loop.run.count(samples="many", tokens=5)
-    loop.train(3)
-    assert len(caplog.records) == 2
-    assert loop.run.summary().num_steps == 2
+        loop.train(1)
+        for _ in range(2):  # the other micro batches of the step must not pass for the whole step
+            loop.micro_batch(samples=8, tokens=1024)
+            loop.micro_batch(**nonsense)
+            loop.run.end()
+        summary = loop.run.summary()
+    assert len(caplog.records) == 1
+    assert summary.num_steps == 2
+    assert summary.throughput.tokens_per_s is summary.throughput.samples_per_s is summary.mfu.value is None
+
+
+def test_arrays_of_narrow_integers_are_counted_without_overflow_and_may_be_used_again(tmp_path):
+    loop = Loop(records=tmp_path)
+    lengths = np.array([131_072, 100_000], np.int32)
+    loop.run.count(samples=np.int64(1), tokens=lengths.sum(), document_lengths=lengths)
+    lengths[:] = 0
+    loop.run.end()
+    loop.run.close()
+    (step,) = read_run(tmp_path)[0].steps
+    assert step.squared_lengths == 131_072**2 + 100_000**2
+    assert step.tokens == 231_072
 
 
 def test_evaluation_is_in_the_summary_and_not_in_the_rate():

@@ -310,6 +310,48 @@ def test_a_receiver_that_raises_is_dropped_and_the_loop_goes_on(caplog):
     assert step.index == 2
 
 
+@pytest.mark.parametrize(
+    ("deliver_every", "delivered"),
+    [(1, list(range(1, 41))), (10, [10, 20, 30, 40]), (16, [16, 32]), (100, [16, 32]), (20, [16, 20, 36, 40])],
+)
+def test_steps_are_handed_on_in_groups_of_bounded_size_at_their_borders(deliver_every, delivered):
+    run = Recorded(deliver_every=deliver_every)
+    seen = []
+    for number in range(1, 41):
+        run.span("forward", number)
+        run.step.end(number)
+        if len(run.steps) > (seen[-1] if seen else 0):
+            seen.append(len(run.steps))
+    assert seen == delivered
+    run.step.close()
+    assert run.payloads == list(range(1, 41))
+    assert [times.phases_ns["forward"] for times in run.steps] == [number * MS for number in range(1, 41)]
+
+
+def test_steps_that_wait_keep_what_was_known_when_they_ended():
+    run = Recorded(deliver_every=10)
+    run.step.end()
+    run.step.observe("communication")
+    run.step.spoil("forward", "crossed")
+    run.span("forward", 1)
+    run.step.end()
+    run.step.end()
+    run.step.close()
+    assert [times.phases_ns["communication"] for times in run.steps] == [None, 0, None]
+    assert [times.reasons["forward"] == "crossed" for times in run.steps] == [False, True, False]
+
+
+def test_steps_that_ended_before_a_failure_are_not_lost_with_it(caplog):
+    run = Recorded(deliver_every=10)
+    run.span("forward", 1)
+    run.step.end()
+    run.step.clock = None
+    with caplog.at_level(logging.WARNING, "headrace.measure"):
+        run.step.end()
+    run.step.close()
+    assert [times.index for times in run.steps] == [0]
+
+
 def test_begin_forgets_what_was_before():
     run = Recorded()
     run.step.forward.__enter__()

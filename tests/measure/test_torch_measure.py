@@ -2,7 +2,9 @@
 
 import logging
 import math
+import subprocess
 import sys
+import textwrap
 from types import ModuleType
 
 import pytest
@@ -212,6 +214,23 @@ def test_start_finds_out_what_runs(tmp_path):
     summary = run.summary()
     assert summary.throughput.tokens_per_s == pytest.approx(summary.throughput.samples_per_s * 16)
     assert 0 < summary.mfu.value < 1
+
+
+def test_a_training_that_ends_in_an_exception_has_its_last_steps_in_the_records(tmp_path):
+    program = textwrap.dedent(f"""
+        from headrace.torch import measure
+        run = measure.start(records={str(tmp_path)!r}, print_line=None)
+        for _ in range(13):
+            with run.step.forward:
+                pass
+            run.end()
+        raise SystemError("the loss is NaN")
+    """)
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert ended.stderr.endswith("SystemError: the loss is NaN\n")
+    (records,) = read_run(tmp_path)
+    assert [step.step for step in records.steps] == list(range(13))
+    assert not records.truncated
 
 
 def test_without_a_model_the_spans_are_the_users():

@@ -37,15 +37,15 @@ class Mark:
 
 @dataclass(slots=True)
 class WaitingStep:
-    """A step the host has left and the device perhaps not yet. Its last mark is the next step's first."""
+    """A step the loop has left: its books, as they were kept. On a device its last mark is the next step's first."""
 
     index: int
-    marks: list[Mark]
     host_totals_ns: list[int]
     counts: list[int]
     sight: Sight
     notes: tuple[str, ...]
     payload: object = None
+    marks: list[Mark] = field(default_factory=list)
     reason: str | None = None
     """Why there will be no device times (too many marks, a failed call)."""
 

@@ -7,9 +7,10 @@ mean the allocator already had to throw its cache away: slow long before it fail
 
 from __future__ import annotations
 
+import os
 import resource
-import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -18,6 +19,8 @@ from headrace.errors import ConfigError
 from headrace.measure.flops import ModelShape, Recompute, attention_weights
 
 GIB = 2**30
+PROC_FILE_BYTES = 16_384
+"""More than /proc/self/status holds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,32 +63,73 @@ ReadDeviceMemory: TypeAlias = Callable[[], DeviceMemory]
 """Returns the peaks since its last call and starts a new window."""
 
 
-def host_memory(proc: Path = Path("/proc/self"), *, proportional: bool = False) -> HostMemory | None:
-    """Resident memory of this process; None when the system does not tell. About 0.1 ms.
+class HostMemoryReader:
+    """Reads the resident memory of one process (default: this one) again and again.
 
-    `proportional` asks for the PSS as well: the kernel then walks all pages (7 ms with 0.4 GiB resident, in proportion
-    more with more), so a loop does not.
+    Its /proc file stays open: behind a step of the model, with cold caches, finding it costs 150 us and reading 45.
     """
-    unit = 1024 if sys.platform != "darwin" else 1  # getrusage counts KiB on Linux and bytes on macOS
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    status = kibibytes(proc / "status", ("VmRSS", "VmHWM"))
-    if "VmRSS" not in status:
-        return None
-    pss = kibibytes(proc / "smaps_rollup", ("Pss",)).get("Pss") if proportional else None
-    return HostMemory(rss_bytes=status["VmRSS"], peak_rss_bytes=status.get("VmHWM", peak), pss_bytes=pss)
+
+    def __init__(self, proc: Path = Path("/proc/self")) -> None:
+        self.proc = proc
+        self.status: int | None = None
+        with suppress(OSError):  # a process that is gone, or not Linux's /proc
+            self.status = os.open(proc / "status", os.O_RDONLY)
+
+    def read(self, *, proportional: bool = False) -> HostMemory | None:
+        """Resident memory; None when the system does not tell or the process is gone.
+
+        `proportional` asks for the PSS as well: the kernel then walks all pages (7 ms with 0.4 GiB resident, in
+        proportion more with more), so a loop does not.
+        """
+        if self.status is None:
+            return None
+        try:
+            status = os.pread(self.status, PROC_FILE_BYTES, 0)
+        except OSError:
+            return None
+        found = kibibytes_in(status, ("VmRSS", "VmHWM"))
+        resident, peak = found.get("VmRSS"), found.get("VmHWM")
+        if resident is None:
+            return None
+        if peak is None:
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        pss = kibibytes(self.proc / "smaps_rollup", ("Pss",)).get("Pss") if proportional else None
+        return HostMemory(rss_bytes=resident, peak_rss_bytes=peak, pss_bytes=pss)
+
+    def close(self) -> None:
+        """Close the file; further calls do nothing, and there is nothing to read any more."""
+        descriptor, self.status = self.status, None
+        if descriptor is not None:
+            os.close(descriptor)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def host_memory(proc: Path = Path("/proc/self"), *, proportional: bool = False) -> HostMemory | None:
+    """Resident memory of a process, read once; see HostMemoryReader."""
+    reader = HostMemoryReader(proc)
+    try:
+        return reader.read(proportional=proportional)
+    finally:
+        reader.close()
 
 
 def kibibytes(path: Path, names: tuple[str, ...]) -> dict[str, int]:
-    """`Name:  123 kB` lines of a /proc file as bytes."""
+    """`Name:  123 kB` lines of a /proc file as bytes; empty where there is no such file."""
     try:
-        lines = path.read_text().splitlines()
+        return kibibytes_in(path.read_bytes(), names)
     except OSError:
         return {}
+
+
+def kibibytes_in(text: bytes, names: tuple[str, ...]) -> dict[str, int]:
+    """The same in its text. The other lines are not taken apart: 5 us instead of 30."""
     found = {}
-    for line in lines:
-        name, _, value = line.partition(":")
-        if name in names:
-            found[name] = int(value.split()[0]) * 1024
+    for name in names:
+        _, label, rest = text.partition(f"\n{name}:".encode())
+        if label:
+            found[name] = int(rest.partition(b"kB")[0]) * 1024
     return found
 
 

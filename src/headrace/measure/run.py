@@ -15,59 +15,31 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
 from headrace.errors import ConfigError
-from headrace.measure.flops import Work, step_flops, work_of
+from headrace.measure.counts import MicroBatch, StepCounts, add_up, kept_lengths
 from headrace.measure.logline import Peaks, Window, metrics, summary_text, terminal_line
 from headrace.measure.memory import (
     DeviceMemory,
+    HostMemoryReader,
     MemoryEstimate,
     MemoryUse,
     ReadDeviceMemory,
     estimate_memory,
-    host_memory,
 )
 from headrace.measure.phases import StepTimes
 from headrace.measure.record import RecordWriter, RunFacts, StepRecord, WindowRecord, step_record
 from headrace.measure.slow_rank import Gather, RankWindow, SlowRank, SlowRankWatch, computing_s
 from headrace.measure.step import Step
-from headrace.measure.summary import Summary, Totals, plus, summarise
+from headrace.measure.summary import Summary, Totals, summarise
 
 Batch = TypeVar("Batch")
 LogMetrics: TypeAlias = Callable[[dict[str, float], int], None]
 """log(metrics, step): one line for TensorBoard, W&B or MLflow."""
 
 log = logging.getLogger("headrace.measure")
-
-
-@dataclass(slots=True)
-class Counts:
-    """What the micro batches of the running step held on this rank. A figure one of them lacks is None for all."""
-
-    micro_batches: int = 0
-    samples: int | None = None
-    tokens: int | None = None
-    padded_tokens: int | None = None
-    squared_lengths: int | None = None
-    work: Work | None = None
-
-    def add(
-        self, samples: int, tokens: int | None, padded_tokens: int | None, squared: int | None, work: Work | None
-    ) -> None:
-        """Add one micro batch."""
-        if self.micro_batches == 0:
-            self.samples, self.tokens, self.padded_tokens = samples, tokens, padded_tokens
-            self.squared_lengths, self.work = squared, work
-        else:
-            self.samples = plus(self.samples, samples)
-            self.tokens = plus(self.tokens, tokens)
-            self.padded_tokens = plus(self.padded_tokens, padded_tokens)
-            self.squared_lengths = plus(self.squared_lengths, squared)
-            self.work = None if self.work is None or work is None else self.work + work
-        self.micro_batches += 1
 
 
 class Run:
@@ -98,17 +70,21 @@ class Run:
         self.log_metrics, self.print_line = log_metrics, print_line
         self.read_device_memory, self.gather = read_device_memory, gather
         self.at_close = list(at_close)
+        self.host_memory = HostMemoryReader()
         self.watch = SlowRankWatch(groups)
         self.writer = None if records is None else RecordWriter(records, facts)
-        self.counts = Counts()
+        self.micro_batches: list[MicroBatch] = []
+        """Of the running step."""
         self.window, self.total = Totals(), Totals()
         self.peaks = Peaks()
-        self.micro_batch_samples = 0
-        """Samples of the last micro batch, for the memory estimate."""
+        self.last_counts: tuple[list[MicroBatch], StepCounts] = ([], StepCounts())
+        """Those of the last step that could be counted."""
         self.slow_rank: SlowRank | None = None
         """The last verdict."""
         self.closed: Summary | None = None
-        step.sink = self.take
+        self.miscounted = False
+        """A count made no sense: that was said once."""
+        step.sink, step.deliver_every = self.take, log_every
 
     def batches(self, source: Iterable[Batch]) -> Iterator[Batch]:
         """Yield the batches of `source`; waiting for them is `data`."""
@@ -128,35 +104,35 @@ class Run:
         known and operations are those of `tokens`. `document_lengths` are the true lengths of packed documents; without
         them every sample is one document. Never raises.
         """
-        try:
-            if document_lengths is not None and tokens is None:
-                tokens = sum(document_lengths)
-            computed = tokens if padded_tokens is None else padded_tokens
-            if document_lengths is None and computed is not None and samples > 0:
-                each, longer = divmod(computed, samples)
-                document_lengths = [each + 1] * longer + [each] * (samples - longer)
-            squared = work = None
-            if document_lengths is not None:
-                squared = sum(length * length for length in document_lengths)
-                if (shape := self.facts.shape) is not None:
-                    work = work_of(document_lengths, attention=self.facts.attention, window=shape.window)
-            self.counts.add(samples, tokens, padded_tokens, squared, work)
-            self.micro_batch_samples = samples
-        except Exception as error:
-            self.drop("counting", error)
+        lengths = None if document_lengths is None else kept_lengths(document_lengths)
+        self.micro_batches.append((samples, tokens, padded_tokens, lengths))
 
     def end(self) -> None:
         """End the running step. Never raises, never blocks."""
-        counts, self.counts = self.counts, Counts()
-        self.step.end(counts)
+        micro_batches, self.micro_batches = self.micro_batches, []
+        self.step.end(micro_batches)
+
+    def counts_of(self, micro_batches: object) -> StepCounts:
+        """The sums of a step; all unknown when a micro batch was counted in a way that makes no sense."""
+        if not isinstance(micro_batches, list):
+            return StepCounts()
+        known_batches, counts = self.last_counts
+        if micro_batches == known_batches:  # rows of a fixed length are all alike
+            return counts
+        try:
+            counts = add_up(micro_batches, self.facts)
+        except Exception as error:
+            if not self.miscounted:
+                self.miscounted = True
+                self.drop("counting", error)
+            return StepCounts()
+        self.last_counts = (micro_batches, counts)
+        return counts
 
     def take(self, times: StepTimes, payload: object) -> None:
-        """A step is finished (on a device: some steps later). The sink of `step`."""
-        counts = payload if isinstance(payload, Counts) else Counts()
-        shape = self.facts.shape
-        flops = None
-        if shape is not None and counts.work is not None:
-            flops = step_flops(shape, counts.work, self.facts.recompute)
+        """A step is finished (some steps later). The sink of `step`."""
+        counts = self.counts_of(payload)
+        flops = counts.flops
         record = step_record(
             self.facts,
             times,
@@ -207,7 +183,7 @@ class Run:
             except Exception as error:
                 self.read_device_memory = None
                 reason = self.drop("reading device memory", error)
-        use = MemoryUse(host=host_memory(proportional=proportional), device=device, reason=reason)
+        use = MemoryUse(host=self.host_memory.read(proportional=proportional), device=device, reason=reason)
         self.peaks.add(use)
         return use
 
@@ -240,6 +216,15 @@ class Run:
             self.writer = None
             self.drop("writing records", error)
 
+    def save(self) -> None:
+        """Write the steps that have ended, without waiting for a device: for a process that leaves without `close`."""
+        try:
+            self.step.deliver_ended()
+            if self.writer is not None:
+                self.writer.flush()
+        except Exception as error:
+            self.drop("writing records", error)
+
     def close(self) -> str:
         """Take the steps the device still owes (waits for it), end the records, return the summary as text.
 
@@ -251,18 +236,22 @@ class Run:
             self.window = Totals()
             if self.step.index:
                 self.write(self.window_record(self.step.index - 1, self.memory(proportional=True)))
-            for undo in (*self.at_close, *([] if self.writer is None else [self.writer.close])):
+            own = [self.host_memory.close] if self.writer is None else [self.host_memory.close, self.writer.close]
+            for undo in (*self.at_close, *own):
                 try:
                     undo()
                 except Exception as error:
                     self.drop("cleaning up", error)
             self.closed = summarise(self.total, self.facts)
-        return summary_text(self.closed, self.peaks, memory_estimate(self.facts, self.micro_batch_samples))
+        return summary_text(
+            self.closed, self.peaks, memory_estimate(self.facts, self.last_counts[1].micro_batch_samples)
+        )
 
     def summary(self) -> Summary:
         """The figures of all steps so far that count."""
         if self.closed is not None:
             return self.closed
+        self.save()
         so_far = Totals()
         so_far.merge(self.total)
         so_far.merge(self.window)

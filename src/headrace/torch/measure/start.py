@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -118,6 +119,9 @@ def start(
     run.at_close.append(attach(run.step, model, listed, end=run.end if end_with_optimizer else None))
     if gather is not None:
         run.at_close.append(gather.close)
+    if records is not None:  # a training that ends in an exception: its last steps are the interesting ones
+        atexit.register(run.save)
+        run.at_close.append(lambda: atexit.unregister(run.save))
     run.step.begin()
     return run
 
