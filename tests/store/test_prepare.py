@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,8 @@ from typer.testing import CliRunner
 
 from headrace.errors import ConfigError, FormatError
 from headrace.store import StoreWriter, TokenStore, bpe, build_corpus, load_tokenizer, read_manifest
-from headrace.store.prepare import Prepared, plan_parts, prepare
+from headrace.store.prepare import plan_parts, prepare
+from headrace.store.prepare_joined import Prepared
 from headrace.store.prepare_tokenizer import end_of_document, find_tokenizer, parse_tokenizer
 from headrace.store.records import BadRecord, Piece, Record, RecordReader, pieces_of
 from tests.store.prepared_by_megatron import write_as_megatron
@@ -138,6 +140,7 @@ def test_every_line_is_read_once_wherever_a_file_is_cut(
     assert sum(reader.num_lines for reader in readers) == len(file.read_bytes().splitlines())
 
 
+ENDS = (".bin", ".idx", ".manifest.json", ".prepared.json", ".tokenizer.json")
 BAD_LINES = [
     (b'{"text": "cut', "not JSON"),
     (b"[1, 2]", "a list, not an object"),
@@ -195,7 +198,7 @@ def test_what_was_finished_is_kept_if_the_plan_is_the_same(tmp_path: Path, token
 
     for changed in (False, True):
         with pytest.raises(Interrupted):
-            run([file], tmp_path / "ours", tokenizer, progress=interrupt, **options)
+            run([file], tmp_path / "ours", tokenizer, progress=interrupt, force=changed, **options)
         if changed:
             os.utime(file, ns=(1, 1))
         (tmp_path / "ours.parts" / ".00000.bin.0123.tmp").write_bytes(b"left by a kill")
@@ -238,7 +241,7 @@ def test_a_damaged_part_is_made_again(tmp_path: Path, tokenizer: Path, monkeypat
     source.write_bytes(lines(TEXTS * 40))
     run([source], tmp_path / "whole", tokenizer, part_bytes=2000)
     with monkeypatch.context() as interrupted:
-        interrupted.setattr("headrace.store.prepare._join", _no_room)
+        interrupted.setattr("headrace.store.prepare.join", _no_room)
         with pytest.raises(ConfigError, match="no room"):
             run([source], tmp_path / "corpus", tokenizer, part_bytes=2000)
     os.truncate(tmp_path / "corpus.parts" / "00001.bin", 10)
@@ -283,6 +286,100 @@ def test_a_killed_run_leaves_no_process_and_goes_on(tmp_path: Path, tokenizer: P
     assert made.num_parts_kept >= 1
     run([file], tmp_path / "whole", tokenizer)
     assert pair(tmp_path / "ours") == pair(tmp_path / "whole")
+
+
+KILLED_WHILE_JOINING = """
+import os, signal, sys
+from headrace.store import manifest, prepare
+before, after = sys.argv[4:]
+plainly = os.replace
+def replace(source, target):
+    if str(target).endswith(before):
+        os.kill(os.getpid(), signal.SIGKILL)
+    plainly(source, target)
+    if after and str(target).endswith(after):
+        os.kill(os.getpid(), signal.SIGKILL)
+os.replace = replace
+prepare.prepare([sys.argv[1]], sys.argv[2], tokenizer=sys.argv[3], num_processes=1, part_bytes=900, append_eod=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "is_done"),
+    [
+        ("00001.json", "", False),
+        ("ours.bin", "", False),
+        ("ours.idx", "", False),
+        ("ours.tokenizer.json", "", False),
+        ("ours.manifest.json", "", False),
+        ("ours.prepared.json", "", False),
+        ("nothing", "ours.prepared.json", True),
+    ],
+)
+def test_a_run_that_is_killed_anywhere_is_finished_by_the_next(
+    tmp_path: Path, tokenizer: Path, before: str, after: str, is_done: bool
+) -> None:
+    """kill -9 at each step that can be seen from outside; in the end there is what an undisturbed run leaves."""
+    file, script = tmp_path / "x.jsonl", tmp_path / "killed.py"
+    file.write_bytes(lines(TEXTS * 20))
+    script.write_text(KILLED_WHILE_JOINING)
+    command = [sys.executable, str(script), str(file), str(tmp_path / "ours"), str(tokenizer), before, after]
+    killed = subprocess.run(command, stderr=subprocess.PIPE, timeout=100)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    made = run([file], tmp_path / "ours", tokenizer, part_bytes=900)
+    assert made.unchanged == is_done
+    if not is_done:
+        assert made.num_parts_kept == (1 if before == "00001.json" else made.num_parts)
+    run([file], tmp_path / "whole", tokenizer)
+    assert pair(tmp_path / "ours") == pair(tmp_path / "whole")
+    script.unlink()
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"x.jsonl", *(f"{name}{end}" for name in ("ours", "whole") for end in ENDS)}
+
+
+def test_the_same_again_does_nothing(tmp_path: Path, tokenizer: Path) -> None:
+    file = tmp_path / "x.jsonl"
+    file.write_bytes(lines(TEXTS) + b"no JSON\n")
+    made = run([file], tmp_path / "ours", tokenizer)
+    before = {path.name: path.stat().st_ino for path in tmp_path.iterdir()}
+
+    def never(done: int, total: int) -> None:
+        pytest.fail("nothing is to be done")
+
+    again = run([file], tmp_path / "ours", tokenizer, progress=never, num_processes=2)
+    assert again == replace(made, unchanged=True)
+    assert again.num_bad == 1
+    assert {path.name: path.stat().st_ino for path in tmp_path.iterdir()} == before
+    forced = run([file], tmp_path / "ours", tokenizer, force=True)
+    assert (forced.unchanged, forced.replaced, forced.num_parts_kept) == (False, True, 0)
+
+
+@pytest.mark.parametrize("what", ["input", "option", "tokens", "tokenizer", "manifest", "record", "another pair"])
+def test_what_changed_since_is_done_again(tmp_path: Path, tokenizer: Path, what: str) -> None:
+    file, ours = tmp_path / "x.jsonl", tmp_path / "ours"
+    file.write_bytes(lines(TEXTS))
+    run([file], ours, tokenizer)
+    whole, options = pair(ours), {}
+    if what == "input":
+        os.utime(file, ns=(1, 1))
+    elif what == "option":
+        options = {"append_eod": False}
+    elif what == "tokens":
+        ours.with_suffix(".bin").write_bytes(b"")
+    elif what == "tokenizer":
+        (tmp_path / "ours.tokenizer.json").write_text("{}")
+    elif what == "manifest":
+        (tmp_path / "ours.manifest.json").unlink()
+    elif what == "record":
+        (tmp_path / "ours.prepared.json").write_text("{")
+    else:
+        with StoreWriter(ours, "uint16") as writer:
+            writer.add_document([5, 6])
+    made = run([file], ours, tokenizer, **options)
+    assert not made.unchanged
+    assert made.replaced
+    assert (pair(ours) == whole) == (what != "option")
+    assert run([file], ours, tokenizer, **options).unchanged
 
 
 def test_a_killed_worker_is_named_and_what_was_finished_stays(tmp_path: Path, tokenizer: Path) -> None:
@@ -378,7 +475,7 @@ def test_what_the_ids_mean_lies_beside_each_of_several_pairs(tmp_path: Path, tok
         assert Path(f"{prefix}.tokenizer.json").read_text() == content
         assert found.decode(TokenStore(prefix).read(0)) == TEXTS[0] + "<|endoftext|>" * append_eod
         names = {path.name for path in tmp_path.glob(f"*{prefix.name}*")}
-        assert names == {f"{prefix.name}{end}" for end in (".bin", ".idx", ".manifest.json", ".tokenizer.json")}
+        assert names == {f"{prefix.name}{end}" for end in ENDS}
     assert read_manifest(tmp_path / "built").num_documents == 1, "the folder-wide names are still those of its corpus"
 
 
@@ -463,14 +560,17 @@ def test_the_verb_says_what_was_reused_and_what_replaced(tmp_path: Path, tokeniz
     arguments = ["prepare", str(tmp_path / "x.jsonl"), "-o", str(tmp_path / "ours"), "-t", str(tokenizer)]
     said = [CliRunner().invoke(app, [*arguments, "--processes", "1"]).output for _ in range(2)]
     assert "all of it tokenised in this run\n" in said[0]
-    assert "all of it tokenised in this run; the pair that was there is replaced\n" in said[1]
+    assert "there already, of the same inputs, tokenizer and options: nothing to do" in said[1]
+    forced = CliRunner().invoke(app, [*arguments, "--processes", "1", "--force"]).output
+    assert "all of it tokenised in this run; the pair that was there is replaced\n" in forced
 
     def interrupt(done: int, total: int) -> None:
         if done:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run([tmp_path / "x.jsonl"], tmp_path / "ours", tokenizer, append_eod=False, progress=interrupt)
+        run([tmp_path / "x.jsonl"], tmp_path / "ours", tokenizer, append_eod=False, progress=interrupt, force=True)
+    (tmp_path / "ours.prepared.json").unlink()
     went_on = CliRunner().invoke(app, [*arguments, "--processes", "1"]).output
     assert "went on: 1 of 1 parts were finished by an earlier run; the pair that was there is replaced\n" in went_on
 

@@ -1,4 +1,4 @@
-"""`headrace prepare`: text to a token store."""
+"""`headrace prepare`: text, or chats, to a token store."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColu
 from headrace.cli.document import check_writable, write_document
 
 if TYPE_CHECKING:
-    from headrace.store.prepare import Prepared
+    from headrace.store.prepare_joined import Prepared
 
 RECORD_VERSION = 1
 NUM_BAD_PRINTED = 10
@@ -30,17 +30,26 @@ def prepare(
     tokenizer: Annotated[
         str, typer.Option("--tokenizer", "-t", help="A tokenizer.json, a folder with one, or a name on the hub.")
     ],
-    key: Annotated[str, typer.Option(help="Which key of a line, or column, is the text.")] = "text",
+    key: Annotated[
+        str | None, typer.Option(help="Which key of a line, or column: text, or messages, if it is not so called.")
+    ] = None,
     append_eod: Annotated[bool, typer.Option("--append-eod", help="End each document with a token.")] = False,
     eod: Annotated[
         str | None, typer.Option(metavar="TOKEN", help="Which one (default: what the tokenizer says).")
     ] = None,
+    chats: Annotated[
+        bool, typer.Option("--chats", help="Lines are chats: messages, or prompt and completion. Writes targets too.")
+    ] = False,
+    chat_template: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Jinja template (default: that of the tokenizer's folder).")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Do all of it, also if it is done already.")] = False,
     processes: Annotated[int | None, typer.Option(min=1, help="Side by side (default: one per core).")] = None,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report as JSON.")] = None,
 ) -> None:
     """Turn text into a .bin/.idx pair. A run that was interrupted goes on where it was when called again.
 
-    A pair that is there already is written anew.
+    A pair that was made of the same inputs with the same options stays as it is; any other one is replaced.
     """
     check_writable(json)
     from headrace.store.prepare import prepare as prepare_store
@@ -56,6 +65,9 @@ def prepare(
             key=key,
             append_eod=append_eod,
             eod=eod,
+            chats=chats,
+            chat_template=chat_template,
+            force=force,
             num_processes=processes,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
@@ -65,12 +77,18 @@ def prepare(
 
 def print_prepared(console: Console, prepared: Prepared) -> None:
     """What was made, and where it was not what it should be."""
-    end = "no end-of-document id" if prepared.eod is None else f"each ends in id {prepared.eod}"
+    end = "no end-of-document id"
+    if prepared.eod is not None:
+        what = "each" if prepared.num_targets is None else "what the assistant says last"
+        end = f"{what} ends in id {prepared.eod}"
     console.print(
         f"{prepared.prefix}: {prepared.num_documents:,} documents, {prepared.num_tokens:,} tokens, {prepared.dtype}, "
         f"{end}",
         markup=False,
     )
+    if prepared.num_targets is not None:
+        form = "by the chat template" if prepared.has_chat_template else "without a chat template, as they are"
+        console.print(f"chats {form}: {prepared.num_targets:,} of the tokens are learnt ({prepared.prefix}.targets)")
     console.print(_origin(prepared))
     if prepared.num_empty:
         console.print(f"{prepared.num_empty:,} documents are empty")
@@ -82,6 +100,8 @@ def print_prepared(console: Console, prepared: Prepared) -> None:
 
 def _origin(prepared: Prepared) -> str:
     """What was reused, and what was in the way."""
+    if prepared.unchanged:
+        return "there already, of the same inputs, tokenizer and options: nothing to do (--force does it again)"
     if prepared.num_parts_kept:
         done = f"went on: {prepared.num_parts_kept} of {prepared.num_parts} parts were finished by an earlier run"
     else:

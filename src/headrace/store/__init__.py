@@ -8,8 +8,10 @@ bpe.py           the byte-level BPE tokenizer (needs the extra `demo`)
 text.py          text files -> tokens
 corpus_cache.py  a corpus built once, reused by the next run
 records.py       .txt, .jsonl, .parquet -> documents, in pieces that processes share out
-prepare.py       documents -> tokens with a tokenizer that exists: plan, resume, join; and beside it
-                 prepare_tokenizer.py (which one), prepare_part.py (one process's share), prepare_workers.py
+chats.py         chats -> text, and what of it is learnt
+prepare.py       documents -> tokens with a tokenizer that exists: plan, resume; and beside it
+                 prepare_tokenizer.py (which one), prepare_part.py (one process's share), prepare_workers.py,
+                 prepare_joined.py (what is left in the end)
 """
 
 from headrace.store.bpe import Tokenizer, load_tokenizer

@@ -24,10 +24,11 @@ PADDING_ID = 1
 class Tokenizer:
     """Text to ids and back. `eod` ends a document, `pad` never occurs in a corpus; both are ids of the vocabulary."""
 
-    def __init__(self, backend: Any) -> None:
+    def __init__(self, backend: Any, *, reads_special_tokens: bool = False) -> None:
+        """`reads_special_tokens`: text that spells one is that token, as in what a chat template renders."""
         self._backend = backend
         # Source code may well contain the text "<|endoftext|>"; only the corpus builder sets the end of a document.
-        backend.encode_special_tokens = True
+        backend.encode_special_tokens = not reads_special_tokens
 
     @property
     def vocab_size(self) -> int:
@@ -49,6 +50,11 @@ class Tokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text, without an end-of-document id. Uses all cores."""
         return [encoding.ids for encoding in self._backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def encode_with_begins(self, texts: Sequence[str]) -> list[tuple[list[int], list[int]]]:
+        """Ids of each text, and the character at which each of them begins."""
+        encodings = self._backend.encode_batch(list(texts), add_special_tokens=False)
+        return [(encoding.ids, [begin for begin, _ in encoding.offsets]) for encoding in encodings]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of `ids`, special tokens spelled out; a character cut in half becomes U+FFFD."""

@@ -1,16 +1,22 @@
-"""One part of a corpus: some pieces of the inputs, tokenised by one process into a store of its own."""
+"""One part of a corpus: some pieces of the inputs, tokenised by one process into a store of its own.
+
+Chats make two, the second of which holds the target of each token: the token itself where it is learnt, else -100.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from headrace.store.bpe import Tokenizer
+from headrace.store.chats import NO_TARGET, ChatFormat, Spans
 from headrace.store.format import optimal_dtype
 from headrace.store.prepare_tokenizer import parse_tokenizer
 from headrace.store.records import BadRecord, Piece, Record, RecordReader
@@ -20,6 +26,10 @@ from headrace.store.writer import StoreWriter
 _BATCH_CHARACTERS = 1_000_000
 # Per piece; all are counted. A file of another kind has nothing but bad lines.
 _MAX_BAD_KEPT = 100
+
+
+TARGETS = ".targets"
+"""What follows a prefix in the name of the pair that holds its targets."""
 
 
 class Stopped(Exception):
@@ -62,6 +72,8 @@ class PartRecord:
     num_documents: int
     num_tokens: int
     num_empty: int
+    num_targets: int
+    """Tokens that are learnt; 0 without chats."""
     pieces: tuple[PieceRecord, ...]
 
     @property
@@ -79,6 +91,7 @@ class TokenizerFacts:
     vocab_size: int
     eod: int | None
     key: str
+    chats: ChatFormat | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,26 +103,56 @@ class PartWriter:
 
     def parsed(self) -> Tokenizer:
         """The tokenizer, for this process."""
-        return Tokenizer(parse_tokenizer(self.tokenizer.content, where="the tokenizer"))
+        chats = self.tokenizer.chats
+        backend = parse_tokenizer(self.tokenizer.content, where="the tokenizer")
+        return Tokenizer(backend, reads_special_tokens=chats is not None and chats.template is not None)
 
     def write(self, part: Part, tokenizer: Tokenizer, *, stopped: Callable[[], bool]) -> None:
         """Tokenise a part. Raises as prepare does, and Stopped soon after `stopped` says so."""
         tally = _Tally(part)
         prefix = Path(self.folder) / part.name
-        with StoreWriter(prefix, optimal_dtype(self.tokenizer.vocab_size)) as writer:
-            for batch in _batches(tally.records(self.tokenizer.key)):
+        with StoreWriter(prefix, optimal_dtype(self.tokenizer.vocab_size)) as writer, self._targets(prefix) as targets:
+            for batch in _batches(tally.records(self.tokenizer)):
                 if stopped():
                     raise Stopped
-                self._add(writer, batch, tokenizer, tally)
+                if targets is None:
+                    self._add(writer, batch, tokenizer, tally)
+                else:
+                    self._add_chats(writer, targets, batch, tokenizer, tally)
             record = PartRecord(
                 num_documents=writer.num_documents,
                 num_tokens=writer.num_tokens,
                 num_empty=tally.num_empty,
+                num_targets=tally.num_targets,
                 pieces=tuple(tally.pieces),
             )
         temporary = prefix.with_suffix(".json.tmp")
         temporary.write_bytes(msgspec.json.encode(record))
         os.replace(temporary, prefix.with_suffix(".json"))
+
+    def _targets(self, prefix: Path) -> AbstractContextManager[StoreWriter | None]:
+        return nullcontext() if self.tokenizer.chats is None else StoreWriter(f"{prefix}{TARGETS}", np.int32)
+
+    def _add_chats(
+        self, writer: StoreWriter, targets: StoreWriter, batch: list[Record], tokenizer: Tokenizer, tally: _Tally
+    ) -> None:
+        encoded = iter(tokenizer.encode_with_begins([text for record in batch for text in record.texts]))
+        eod = self.tokenizer.eod
+        for record in batch:
+            ids: list[int] = []
+            wanted: list[int] = []
+            for text, learnt in zip(record.texts, record.learnt, strict=True):
+                of_text, begins = next(encoded)
+                ids += of_text
+                wanted += _targets_of(of_text, begins, learnt)
+                # Where the assistant ends it is to stop.
+                if eod is not None and learnt and learnt[-1][1] == len(text):
+                    ids.append(eod)
+                    wanted.append(eod)
+            tally.num_empty += not ids
+            tally.num_targets += len(wanted) - wanted.count(NO_TARGET)
+            writer.add_document(ids)
+            targets.add_document(wanted)
 
     def _add(self, writer: StoreWriter, batch: list[Record], tokenizer: Tokenizer, tally: _Tally) -> None:
         encoded = iter(tokenizer.encode_batch([text for record in batch for text in record.texts]))
@@ -129,12 +172,13 @@ class _Tally:
         self._part = part
         self.pieces: list[PieceRecord] = []
         self.num_empty = 0
+        self.num_targets = 0
 
-    def records(self, key: str) -> Iterator[Record]:
+    def records(self, facts: TokenizerFacts) -> Iterator[Record]:
         for piece in self._part.pieces:
             bad: list[BadRecord] = []
             num_bad = 0
-            reader = RecordReader(piece, key=key)
+            reader = RecordReader(piece, key=facts.key, chats=facts.chats)
             for record in reader:
                 if isinstance(record, Record):
                     yield record
@@ -144,6 +188,14 @@ class _Tally:
             self.pieces.append(
                 PieceRecord(path=piece.path, num_lines=reader.num_lines, num_bad=num_bad, bad=tuple(bad))
             )
+
+
+def _targets_of(ids: list[int], begins: list[int], learnt: Spans) -> list[int]:
+    """Each id that begins in what is learnt, else NO_TARGET. Spans rise, as do the places where ids begin."""
+    edges = np.array(learnt, np.int64).reshape(-1)
+    inside = np.searchsorted(edges, np.array(begins, np.int64), side="right") % 2 == 1
+    found: list[int] = np.where(inside, ids, NO_TARGET).tolist() if ids else []
+    return found
 
 
 def _batches(records: Iterator[Record]) -> Iterator[list[Record]]:

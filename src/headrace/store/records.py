@@ -7,9 +7,10 @@
 | .jsonl.gz, .jsonl.zst | the same                             | the file: one can only begin there | line   |
 | .parquet              | the value of column `key` in one row | a row group                        | row    |
 
-A value is a string, or a list of strings: one sequence each, as Megatron's preprocess_data.py takes sentences. What is
-no such value is a `BadRecord`, never an exception: one bad line in a billion must not end a night's work. A file that
-breaks off (a cut .gz) is a FormatError: nobody knows what is missing.
+A value is a string, or a list of strings: one sequence each, as Megatron's preprocess_data.py takes sentences. With a
+chat format it is the whole object of the line, or the row (chats.py). What is no such value is a `BadRecord`, never an
+exception: one bad line in a billion must not end a night's work. A file that breaks off (a cut .gz) is a FormatError:
+nobody knows what is missing.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from typing import Any
 import msgspec
 
 from headrace.errors import ConfigError, FormatError
+from headrace.store.chats import ChatFormat, NoChat, Spans
 from headrace.store.text import find_texts
 
 ENDINGS = (".txt", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
@@ -50,6 +52,8 @@ class Record:
     texts: Sequence[str]
     line: int
     """From 1 on, counted from the piece's beginning."""
+    learnt: Sequence[Spans] = ()
+    """Of each text of a chat, what is learnt."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,8 +107,8 @@ class RecordReader:
     Iterating raises FormatError for a damaged file and ConfigError for one that cannot be opened.
     """
 
-    def __init__(self, piece: Piece, *, key: str) -> None:
-        self._piece, self._key = piece, key
+    def __init__(self, piece: Piece, *, key: str, chats: ChatFormat | None = None) -> None:
+        self._piece, self._key, self._chats = piece, key, chats
         self.num_lines = 0
         """Lines, or rows, read so far; in the end what the line numbers of the file's next piece are short of."""
 
@@ -112,20 +116,47 @@ class RecordReader:
         path = self._piece.path
         try:
             if path.endswith(".txt"):
-                yield _text_record(path)
+                yield _text_record(path) if self._chats is None else BadRecord(path=path, line=1, reason="no chat")
             elif path.endswith(".parquet"):
-                for value in _column(self._piece, self._key):
+                for row in _rows(self._piece, self._key if self._chats is None else None):
                     self.num_lines += 1
-                    yield _record(value, path, self.num_lines, self._key)
+                    yield self._record(row, self.num_lines)
             else:
                 for raw in _lines(self._piece):
                     self.num_lines += 1
                     if not raw.isspace():
-                        yield _json_record(raw, path, self.num_lines, self._key)
+                        yield self._json_record(raw, self.num_lines)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise FormatError(f"{path} is damaged: {error}; fetch it again") from error
         except OSError as error:
             raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
+
+    def _json_record(self, raw: bytes, line: int) -> Record | BadRecord:
+        path = self._piece.path
+        try:
+            document = msgspec.json.decode(raw)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            return BadRecord(path=path, line=line, reason=f"not JSON: {error}")
+        if not isinstance(document, dict):
+            return BadRecord(path=path, line=line, reason=f"a {type(document).__name__}, not an object")
+        return self._record(document, line)
+
+    def _record(self, document: dict[str, Any], line: int) -> Record | BadRecord:
+        path, key = self._piece.path, self._key
+        if self._chats is not None:
+            try:
+                said = self._chats.read(document, key=key)
+            except NoChat as error:
+                return BadRecord(path=path, line=line, reason=str(error))
+            return Record(texts=[one.text for one in said], line=line, learnt=[one.learnt for one in said])
+        if key not in document:
+            return BadRecord(path=path, line=line, reason=f"no key {key!r}, only {', '.join(map(repr, document))}")
+        value = document[key]
+        if isinstance(value, str):
+            return Record(texts=[value], line=line)
+        if isinstance(value, list) and all(isinstance(text, str) for text in value):
+            return Record(texts=value, line=line)
+        return BadRecord(path=path, line=line, reason=f"{key!r} is a {type(value).__name__}, not text")
 
 
 def _lines(piece: Piece) -> Iterator[bytes]:
@@ -195,32 +226,14 @@ def _text_record(path: str) -> Record | BadRecord:
         return BadRecord(path=path, line=line, reason=f"not UTF-8: byte {raw[error.start]:#04x}")
 
 
-def _json_record(raw: bytes, path: str, line: int, key: str) -> Record | BadRecord:
-    try:
-        document = msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        return BadRecord(path=path, line=line, reason=f"not JSON: {error}")
-    if not isinstance(document, dict):
-        return BadRecord(path=path, line=line, reason=f"a {type(document).__name__}, not an object")
-    if key not in document:
-        return BadRecord(path=path, line=line, reason=f"no key {key!r}, only {', '.join(map(repr, document))}")
-    return _record(document[key], path, line, key)
-
-
-def _column(piece: Piece, key: str) -> Iterator[Any]:
+def _rows(piece: Piece, key: str | None) -> Iterator[dict[str, Any]]:
+    """Rows of a row group with all columns, or the one that is named."""
     file = _parquet(piece.path)
-    if key not in file.schema_arrow.names:
+    if key is not None and key not in file.schema_arrow.names:
         raise ConfigError(f"{piece.path} has no column {key!r}, only {', '.join(file.schema_arrow.names)}")
-    for batch in file.iter_batches(row_groups=range(piece.begin, piece.end), columns=[key], batch_size=1024):
-        yield from batch.column(0).to_pylist()
-
-
-def _record(value: Any, path: str, line: int, key: str) -> Record | BadRecord:
-    if isinstance(value, str):
-        return Record(texts=[value], line=line)
-    if isinstance(value, list) and all(isinstance(text, str) for text in value):
-        return Record(texts=value, line=line)
-    return BadRecord(path=path, line=line, reason=f"{key!r} is a {type(value).__name__}, not text")
+    columns = None if key is None else [key]
+    for batch in file.iter_batches(row_groups=range(piece.begin, piece.end), columns=columns, batch_size=1024):
+        yield from batch.to_pylist()
 
 
 def _parquet(path: str) -> Any:
