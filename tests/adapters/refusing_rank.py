@@ -38,8 +38,9 @@ def case(name, rank, batches):
             batches.take(None)
         case "an iterator elsewhere later":
             batches.take(iter([item()]) if reads else None)
-            batches.take(iter([item()]))
-            batches.take(iter([item()]) if reads else None)
+            while True:  # a few go on, see headrace.adapters.megatron.objections
+                taken = batches.take(iter([item()]))
+                assert torch.equal(taken["tokens"], item()["tokens"])
         case "ends early":
             iterator = iter([item(), item()]) if reads else None
             for _ in range(3):

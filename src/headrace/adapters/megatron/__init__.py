@@ -10,6 +10,7 @@ places.py      where Megatron keeps its batch path, and replacing it     stages.
 fields.py      a loader's dict, the ring's fields, Megatron's dict       shared.py     the ring of one TP group
 batch_path.py  what stands in the place of the broadcasts                mindspeed.py  what only MindSpeed-LLM has
 feeder.py      --headrace-feeder, and iterators for `--dataloader-type external`
+objections.py  what a rank that only reads has against the run
 """
 
 from headrace.adapters.megatron.batch_path import boundaries

@@ -7,6 +7,7 @@ flags are added to any parser that knows `--tensor-model-parallel-size`, just be
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import hashlib
 import time
@@ -22,6 +23,7 @@ from headrace.shm.waiting import TICK_S
 
 _MEGATRONS = "--tensor-model-parallel-size"
 _KEYS = "headrace/megatron/flags"
+_PATIENCE = "--distributed-timeout-minutes"
 _GOODBYE_S = 10.0
 
 
@@ -35,6 +37,8 @@ class Flags:
     micro_batch_size: int | None
     reset_position_ids: bool
     reset_attention_mask: bool
+    timeout_s: float
+    """How long ranks wait for each other at the start: Megatron's --distributed-timeout-minutes."""
 
     @property
     def terms(self) -> str:
@@ -80,6 +84,7 @@ def read_flags(parsed: argparse.Namespace) -> Flags:
         micro_batch_size=getattr(parsed, "micro_batch_size", None),
         reset_position_ids=bool(getattr(parsed, "reset_position_ids", False)),
         reset_attention_mask=bool(getattr(parsed, "reset_attention_mask", False)),
+        timeout_s=60.0 * (getattr(parsed, "distributed_timeout_minutes", None) or 10),
     )
     if flags.feeder and not flags.enabled:
         raise ConfigError("--headrace-feeder needs --enable-share-memory, which was not given")
@@ -134,7 +139,8 @@ def _check_feeder_needs(parsed: argparse.Namespace) -> None:
 
 
 def agree(terms: str, *, timeout_s: float) -> None:
-    """All ranks of the job were started alike; ConfigError, on every rank, if not. Blocks for all of them.
+    """All ranks of the job were started alike; ConfigError, on every rank, if not. Blocks for all of them, FeedTimeout
+    if they do not come.
 
     Two counters in torch.distributed's store instead of everybody's word to everybody: the cost per rank does not grow
     with the job.
@@ -145,27 +151,34 @@ def agree(terms: str, *, timeout_s: float) -> None:
     store.add(alike, 1)
     if rank == 0:
         store.set(f"{_KEYS}/first", terms)
-    _count(store, "arrived", num_ranks, timeout_s, "all ranks to start through headrace.adapters.megatron")
+    _count(store, "arrived", num_ranks, timeout_s, "start through headrace.adapters.megatron")
     if store.add(alike, 0) == num_ranks:
         return
     first = store.get(f"{_KEYS}/first").decode()
     if first != terms:
         store.set(f"{_KEYS}/other", f"rank {rank} {terms}")
-    _await(store, "other", timeout_s, "the rank that was started differently")
+    _await(store, "other", timeout_s, lambda: "the rank that was started differently to say how")
     other = store.get(f"{_KEYS}/other").decode()
-    # The rank that holds the store must not end before the others have read why.
-    _count(store, "read", num_ranks, _GOODBYE_S, "all ranks to read that their flags differ")
+    # The rank that holds the store must not end before the others have read why; one that is gone reads nothing.
+    with contextlib.suppress(FeedTimeout):
+        _count(store, "read", num_ranks, _GOODBYE_S, "read that their flags differ")
     raise ConfigError(f"all ranks must be started with the same flags: rank 0 has {first}; {other}")
 
 
-def _count(store: Any, what: str, num_ranks: int, timeout_s: float, whom: str) -> None:
+def _count(store: Any, what: str, num_ranks: int, timeout_s: float, purpose: str) -> None:
     """Returns once all ranks have come here."""
-    if store.add(f"{_KEYS}/{what}", 1) == num_ranks:
-        store.set(f"{_KEYS}/{what}/all", b"")
-    _await(store, f"{what}/all", timeout_s, whom)
+    counter = f"{_KEYS}/{what}"
+    if store.add(counter, 1) == num_ranks:
+        store.set(f"{counter}/all", b"")
+    _await(
+        store,
+        f"{what}/all",
+        timeout_s,
+        lambda: f"the last of {num_ranks} ranks to {purpose} ({store.add(counter, 0)} did)",
+    )
 
 
-def _await(store: Any, key: str, timeout_s: float, whom: str) -> None:
+def _await(store: Any, key: str, timeout_s: float, whom: Callable[[], str]) -> None:
     deadline = time.monotonic() + timeout_s
     while True:
         try:
@@ -173,4 +186,5 @@ def _await(store: Any, key: str, timeout_s: float, whom: str) -> None:
             return
         except dist.DistStoreError:
             if time.monotonic() > deadline:
-                raise FeedTimeout(whom, timeout_s=timeout_s) from None
+                # Nothing here knows the other processes: whether they are alive is not said.
+                raise FeedTimeout(whom(), timeout_s=timeout_s, knob=_PATIENCE, all_alive=False) from None

@@ -14,7 +14,6 @@ from headrace.adapters.megatron import feeder
 from headrace.adapters.megatron.batch_path import BatchPath
 from headrace.adapters.megatron.flags import Flags, agree, read_flags, watch_parsers
 from headrace.adapters.megatron.places import find_place
-from headrace.feed import FeedConfig
 
 log = logging.getLogger("headrace")
 
@@ -45,7 +44,7 @@ class _Installation:
         """Once the flags are known and the job is up, whichever comes last."""
         if self.flags is not None and dist.is_initialized() and not self.has_agreed:
             self.has_agreed = True
-            agree(self.flags.terms, timeout_s=FeedConfig().start_timeout_s)
+            agree(self.flags.terms, timeout_s=self.flags.timeout_s)
 
 
 _installation: list[_Installation] = []

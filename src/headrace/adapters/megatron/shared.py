@@ -15,6 +15,7 @@ import torch
 
 from headrace.adapters.megatron.feeder import FeedIterator
 from headrace.adapters.megatron.fields import FromRing, Rules, to_ring
+from headrace.adapters.megatron.objections import Objections
 from headrace.adapters.megatron.stages import Here
 from headrace.errors import ConfigError, SourceError
 from headrace.torch import Feed
@@ -29,21 +30,22 @@ class SharedBatches:
         self._num_read = 0
         self._feed: Feed | None = None
         self._from_ring = FromRing(where.device)
+        self._objections = Objections(where.ranks)
 
     def take(self, data_iterator: Any) -> dict[str, Any]:
         """The next micro batch: Megatron's keys and `boundaries`. Blocks until it is there.
 
         `data_iterator` is what Megatron passes: an iterator on the rank that reads (the group's first), None on the
         others; or a FeedIterator on every rank. Tensors are valid while `where.in_flight` more are taken. ConfigError,
-        on every rank, if another rank has the iterator or a batch is not what the run says; SourceError if the
-        iterator raises or ends.
+        on every rank, if another rank has the iterator (later than at the first batch: a few batches after it) or a
+        batch is not what the run says; SourceError if the iterator raises or ends.
         """
         if isinstance(getattr(data_iterator, "iterable", data_iterator), FeedIterator):
             return self._from_ring.take_host(next(data_iterator), self.rules)
         if self._feed is None:
             self._feed = self._make_feed(data_iterator)
         elif data_iterator is not None and self.where.tp_rank > 0:
-            raise ConfigError(
+            self._objections.raise_one(
                 f"only rank {self.where.ranks[0]} reads for the tensor-parallel group {list(self.where.ranks)}, but "
                 f"rank {self.where.ranks[self.where.tp_rank]} was given a data iterator too: pass None there"
             )
@@ -70,6 +72,8 @@ class SharedBatches:
         """What the ring's producer draws, on the rank that reads: one item per `take`."""
         while True:
             who, number = f"rank {self.where.ranks[0]}", self._num_read
+            if len(self.where.ranks) > 1 and (objection := self._objections.heard()) is not None:
+                raise ConfigError(objection)
             if self._reading is None:
                 raise ConfigError(
                     f"{who} reads for the tensor-parallel group {list(self.where.ranks)}, but was given no data "
