@@ -9,8 +9,8 @@ Four things, on generated files (see generated_trace.py):
 
 Isolates: a file in the page cache to numbers in memory. Held fixed: the same file for both, and both must find the same
 idle and computing time, but for the microsecond per kernel to which HTA rounds. How it can mislead: times are of this
-machine's page cache; HTA keeps every event for other questions, headrace only what its own need; on a busy machine the
-shorter contender suffers more.
+machine's page cache; HTA keeps every event for other questions, headrace only what its own need; on a busy machine wall
+times favour the one that happens to run alone, so each run's CPU time is kept beside it.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ _HEADRACE = """
 import json, sys, time
 from pathlib import Path
 from headrace.traces.kineto import read_kineto
-start = time.perf_counter()
+start, cpu_start = time.perf_counter(), time.process_time()
 trace = read_kineto(Path(sys.argv[1]))
-seconds = time.perf_counter() - start
+seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
 lanes = dict(trace.windows)["window_without_last_step"]
 answer = [lanes.idle_ns / 1000, lanes.computing_ns / 1000, trace.launch_delay.num_launches]
 """
@@ -58,9 +58,9 @@ from pathlib import Path
 logging.disable(logging.CRITICAL)
 from hta.trace_analysis import TraceAnalysis
 with contextlib.redirect_stdout(io.StringIO()):
-    start = time.perf_counter()
+    start, cpu_start = time.perf_counter(), time.process_time()
     table = TraceAnalysis(trace_files={0: sys.argv[1]}, trace_dir="").get_temporal_breakdown(visualize=False)
-    seconds = time.perf_counter() - start
+    seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
 row = table.to_dict("records")[0]
 answer = [float(row["idle_time(us)"]), float(row["compute_time(us)"])]
 """
@@ -68,14 +68,14 @@ _TELL = """
 # Not ru_maxrss: across fork and exec it remembers the parent's peak.
 status = Path("/proc/self/status").read_text()
 peak = 1024 * int(status.split("VmHWM:")[1].split()[0])
-print("RESULT", json.dumps({"seconds": seconds, "peak_bytes": peak, "answer": answer}))
+print("RESULT", json.dumps({"seconds": seconds, "cpu_seconds": cpu_seconds, "peak_bytes": peak, "answer": answer}))
 """
 
 
 def run(
     *,
     hta_python: Path | None = None,
-    num_rounds: int = 7,
+    num_rounds: int = 11,
     shape: TraceShape | None = None,
     large_bytes: int = LARGE_BYTES,
     folder: Path | None = None,
@@ -197,12 +197,15 @@ def _rows(runs: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
     rows = []
     for name, own in runs.items():
         values_s = [result["seconds"] for result in own]
+        cpu_values_s = [result["cpu_seconds"] for result in own]
         rows.append(
             {
                 "contender": name,
                 "median_s": median(values_s),
                 "p99_s": p99(values_s),
                 "values_s": values_s,
+                "cpu_median_s": median(cpu_values_s),
+                "cpu_values_s": cpu_values_s,
                 "peak_bytes": max(result["peak_bytes"] for result in own),
             }
         )
@@ -210,17 +213,14 @@ def _rows(runs: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
 
 
 def _summarise(runs: dict[str, list[dict[str, Any]]], file_bytes: int) -> dict[str, Any]:
-    ours = [result["seconds"] for result in runs["headrace"]]
-    ratio = interval = None
-    if "hta" in runs:
-        theirs = [result["seconds"] for result in runs["hta"]]
-        found = ratio_interval(theirs, ours)
-        ratio, interval = found.estimate, (found.low, found.high)
-    return {
-        "hta_over_headrace": ratio,
-        "hta_over_headrace_95": interval,
-        "peak_over_file": max(result["peak_bytes"] for result in runs["headrace"]) / file_bytes,
-    }
+    """`_95` is an interval from six rounds on, else (None, None)."""
+    summary: dict[str, Any] = {}
+    for key, time_of in (("hta_over_headrace", "seconds"), ("hta_over_headrace_cpu", "cpu_seconds")):
+        summary |= {key: None, f"{key}_95": None}
+        if "hta" in runs:
+            found = ratio_interval(*([result[time_of] for result in runs[name]] for name in ("hta", "headrace")))
+            summary |= {key: found.estimate, f"{key}_95": (found.low, found.high)}
+    return summary | {"peak_over_file": max(result["peak_bytes"] for result in runs["headrace"]) / file_bytes}
 
 
 def _figures(summary: dict[str, Any], eight: dict[str, Any], large: dict[str, Any] | None) -> Sequence[Figure]:

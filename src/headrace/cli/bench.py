@@ -214,7 +214,7 @@ def traces(
     hta_python: Annotated[
         Path | None, typer.Option(metavar="FILE", help="An interpreter that has HolisticTraceAnalysis.")
     ] = None,
-    rounds: Annotated[int, typer.Option(help="Measured rounds.")] = 7,
+    rounds: Annotated[int, typer.Option(help="Measured rounds; an interval needs six.")] = 11,
     large_bytes: Annotated[int, typer.Option(help="Size of the large trace; 0 leaves it out.")] = 1_000_000_000,
     json: Json = None,
 ) -> None:

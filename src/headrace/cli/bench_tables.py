@@ -109,12 +109,17 @@ def print_rounds(record: Record, console: Console, *, columns: Sequence[str]) ->
 def print_traces(record: Record, console: Console) -> None:
     """Load and breakdown of one trace, who takes how long and how much memory."""
     table = Table(title=f"a trace of {record['file_bytes'] / 1e6:,.0f} MB, {record['num_events']:,} events")
-    for name in ("contender", "median s", "p99 s", "peak MB"):
+    for name in ("contender", "median s", "p99 s", "CPU s", "peak MB"):
         table.add_column(name, justify="left" if name == "contender" else "right")
     for row in record["rows"]:
-        peak_mb = plain(row["peak_bytes"] / 1e6)
-        table.add_row(row["contender"], plain(row["median_s"]), plain(row["p99_s"]), peak_mb)
+        seconds = (plain(row[key]) for key in ("median_s", "p99_s", "cpu_median_s"))
+        table.add_row(row["contender"], *seconds, plain(row["peak_bytes"] / 1e6))
     console.print(table)
+    summary = record["summary"]
+    for key, what in (("hta_over_headrace", "time"), ("hta_over_headrace_cpu", "CPU time")):
+        low, high = summary[f"{key}_95"] or (None, None)
+        if low is not None:
+            console.print(f"{what}: {plain(summary[key])} times, 95 % interval {plain(low)} to {plain(high)}")
     print_figures(record, console)
 
 

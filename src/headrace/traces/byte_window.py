@@ -27,8 +27,9 @@ Decoded = TypeVar("Decoded")
 MAX_HELD_BYTES = 64 << 20
 """No event, head or tail of a trace is longer; it bounds what a malformed file can make us hold."""
 
-MAPPED_AT_ONCE_BYTES = 64 << 20
-"""Pages ahead are brought in, and those behind handed back, in pieces of this size."""
+MAPPED_AT_ONCE_BYTES = 8 << 20
+"""Pages ahead are brought in, and those behind handed back, in pieces of this size: they count as memory of the process
+meanwhile. Larger pieces are no faster."""
 
 MADV_POPULATE_READ = 22
 """Linux 5.14. One call instead of a page fault per 64 KiB; and an error, not a SIGBUS, if the file was cut."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from headrace.traces.intervals import IntervalSet, gaps, intersect, length_ns, subtract, union
+from headrace.traces.intervals import IntervalSet, gaps, in_order, intersect, length_ns, subtract, union
 from headrace.traces.timeline import NO_LAUNCH, LaunchDelay, Tasks
 
 
@@ -69,7 +69,7 @@ def _launch_of_next_task(idle: IntervalSet, tasks: Tasks) -> np.ndarray[tuple[in
     """For each gap the launch of the (first recorded) task that ends it; NO_LAUNCH where its call is unknown."""
     if len(tasks) == 0:
         return np.full(len(idle), NO_LAUNCH)
-    order = np.argsort(tasks.start_ns, kind="stable")
+    order = in_order(tasks.start_ns)
     start_ns, launch_ns = tasks.start_ns[order], tasks.launch_ns[order]
-    index = np.minimum(np.searchsorted(start_ns, idle[:, 1]), len(order) - 1)
+    index = np.minimum(start_ns.searchsorted(idle[:, 1]), len(tasks) - 1)
     return np.where(start_ns[index] == idle[:, 1], launch_ns[index], NO_LAUNCH)

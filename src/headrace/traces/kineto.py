@@ -13,7 +13,7 @@ import numpy as np
 from headrace.traces.breakdown import break_down, break_down_windows, lane_intervals
 from headrace.traces.distributed_info import DistributedInfo, rank_in_name, read_distributed_info
 from headrace.traces.free_time import launch_delay
-from headrace.traces.intervals import EMPTY, IntervalSet, Nanoseconds, clip, length_ns, union
+from headrace.traces.intervals import EMPTY, IntervalSet, Nanoseconds, clip, in_order, length_ns, union
 from headrace.traces.json_events import EventFile
 from headrace.traces.kineto_collectives import device_collective, gloo_collective
 from headrace.traces.kineto_columns import KinetoColumns, NamedRange, Thread, read_columns
@@ -110,9 +110,9 @@ def _launches(columns: KinetoColumns) -> Nanoseconds:
     """For each device task the start of the call with its correlation id."""
     if len(columns.call_correlation) == 0:
         return np.full(len(columns.device_start), NO_LAUNCH)
-    order = np.argsort(columns.call_correlation, kind="stable")
+    order = in_order(columns.call_correlation)
     sorted_ids = columns.call_correlation[order]
-    index = np.minimum(np.searchsorted(sorted_ids, columns.device_correlation), len(order) - 1)
+    index = np.minimum(sorted_ids.searchsorted(columns.device_correlation), len(sorted_ids) - 1)
     found = (sorted_ids[index] == columns.device_correlation) & (columns.device_correlation >= 0)
     return np.where(found, columns.call_start[order][index], NO_LAUNCH)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -21,18 +21,18 @@ from headrace.traces.json_events import EventFile
 from headrace.traces.kernel_names import compute_kind, is_communication
 from headrace.traces.kineto_events import (
     CALLS,
+    COPIES,
     DEVICE_CATEGORIES,
     AnyJobEvent,
-    Call,
     Copy,
     DeviceJobEvent,
-    Fill,
     Kernel,
     KernelArgs,
     LooseEvent,
     Operator,
     Range,
     arguments,
+    correlations,
     durations_ns,
     starts_ns,
 )
@@ -134,58 +134,47 @@ class _Collector:
         self._names_accelerator = False
         self._running: defaultdict[Thread, IntervalSet] = defaultdict(lambda: EMPTY)
         self._issuing: defaultdict[Thread, IntervalSet] = defaultdict(lambda: EMPTY)
-        self._calls: list[Call] = []
-        self._copies: list[Copy] = []
-        self._kernels: list[Kernel] = []
-        self._operators: list[Operator] = []
-        self._keep: dict[type, Callable[[Any], None]] = {
-            Kernel: self._kernels.append,
-            **dict.fromkeys(CALLS, self._calls.append),
-            **dict.fromkeys((Copy, Fill), self._copies.append),
-            Operator: self._operators.append,
-            Range: self._add_range,
-        }
-        self._num_waiting = 0
+        self._waiting: list[Any] = []
+        self._wanted = {Kernel, *COPIES, *CALLS, Operator, Range}
 
     def add(self, batch: list[Any]) -> None:
         self._num_events += len(batch)
         if batch and isinstance(batch[0], LooseEvent):
             batch = [event for loose in batch if (event := loose.typed(self._origin_us)) is not None]
         # Two thirds are arrows and the like: they are passed over at the price of one look-up each.
-        keep = self._keep
-        kept = [event for event in batch if type(event) in keep]
-        for event in kept:
-            keep[type(event)](event)
-        self._num_waiting += len(kept)
-        if self._num_waiting > EVENTS_AT_ONCE:
+        wanted = self._wanted
+        self._waiting += [event for event in batch if type(event) in wanted]
+        if len(self._waiting) > EVENTS_AT_ONCE:
             self._flush()
 
     def _flush(self) -> None:
-        if self._calls:
-            self._call_columns.append((starts_ns(self._calls), _correlations(self._calls)))
-        if copies := self._copies:
+        calls = [event for event in self._waiting if type(event) in CALLS]
+        others = [event for event in self._waiting if type(event) not in CALLS]
+        self._waiting.clear()
+        if calls:
+            self._call_columns.append((starts_ns(calls), correlations(calls)))
+        if copies := [event for event in others if type(event) in COPIES]:
             self._add_device(copies, np.full(len(copies), TaskKind.COPY, dtype=np.uint8))
-        if kernels := self._kernels:
+        if kernels := [event for event in others if type(event) is Kernel]:
             self._add_device(kernels, self._kinds(kernels))
-        if self._operators:
-            self._add_operators(self._operators)
-        for waiting in (self._calls, self._copies, self._kernels, self._operators):
-            waiting.clear()
-        self._num_waiting = 0
+        for event in others:
+            if type(event) is Range:
+                self._add_range(event)
+        if operators := [event for event in others if type(event) is Operator]:
+            self._add_operators(operators)
 
     def _add_device(self, events: Sequence[Kernel | Copy], kinds: npt.NDArray[np.uint8]) -> None:
-        self._device.append((starts_ns(events), durations_ns(events), kinds, _correlations(events)))
+        self._device.append((starts_ns(events), durations_ns(events), kinds, correlations(events)))
         self._num_device += len(events)
-        self._keep.pop(Operator, None)  # operators matter only where nothing else computes
+        self._wanted.discard(Operator)  # operators matter only where nothing else computes
 
     def _kinds(self, kernels: list[Kernel]) -> npt.NDArray[np.uint8]:
         known = self._kind_of_name
-        names = [kernel.name for kernel in kernels]
-        if not known.keys() >= set(names):
-            for kernel in kernels:
-                if kernel.name not in known:
-                    known[kernel.name] = _kind_of_kernel(kernel)
-        kinds = np.array([known[name] for name in names], dtype=np.uint8)
+        of_each = [known.get(kernel.name) for kernel in kernels]
+        if None in of_each:
+            known.update((kernel.name, _kind_of_kernel(kernel)) for kernel in kernels if kernel.name not in known)
+            of_each = [known[kernel.name] for kernel in kernels]
+        kinds = np.array(of_each, dtype=np.uint8)
         for index in np.flatnonzero(kinds == TaskKind.COMMUNICATION).tolist():
             kernel, task = kernels[index], self._num_device + index
             self._collectives.append(CollectiveKernel(task=task, name=kernel.name, args=kernel.args))
@@ -268,10 +257,6 @@ def _kind_of_kernel(kernel: Kernel) -> TaskKind:
     if is_communication(kernel.name) or kernel.args.collective is not None:
         return TaskKind.COMMUNICATION
     return compute_kind(kernel.name)
-
-
-def _correlations(events: Sequence[Call | Copy | Kernel]) -> Int64:
-    return np.array([event.args.correlation for event in events], dtype=np.int64)
 
 
 def _join(parts: Iterable[Int64]) -> Int64:
