@@ -239,6 +239,12 @@ static PyObject *zigzag_runs(PyObject *module, PyObject *const *arguments, Py_ss
     return result;
 }
 
+/* A field to cut: its buffers, held while it is copied, and its job. */
+struct cut_field {
+    Py_buffer source, target;
+    struct cut_job job;
+};
+
 /* Runs must lie inside the source and together fill the target: cut_part relies on it. */
 static int check_runs(const struct cut_job *job, int64_t source_count, int64_t target_count) {
     int64_t filled = 0;
@@ -258,50 +264,86 @@ static int check_runs(const struct cut_job *job, int64_t source_count, int64_t t
     return -1;
 }
 
-static int describe_cut(struct cut_job *job, const Py_buffer *views, PyObject *const *arguments) {
-    int64_t run_on, blank_at_seam;
-    const Py_buffer *source = &views[0], *target = &views[1], *runs = &views[2];
-    if (integer(arguments[0], "num_runs", 0, runs->len / (Py_ssize_t)sizeof(struct cut_run), &job->num_runs) < 0 ||
-        integer(arguments[1], "shift", 0, INT32_MAX, &job->shift) < 0 ||
-        integer(arguments[2], "fill", INT32_MIN, INT32_MAX, &job->fill) < 0 ||
-        integer(arguments[3], "run_on", 0, 1, &run_on) < 0 ||
-        integer(arguments[4], "blank_at_seam", 0, 1, &blank_at_seam) < 0)
+/* One field: (source, target, fill, run_on, blank_at_seam). `plan` says which runs and how far they are shifted. */
+static int describe_cut(struct cut_field *field, PyObject *description, const struct cut_job *plan) {
+    if (!PyTuple_Check(description) || PyTuple_Size(description) != 5) {
+        PyErr_Format(PyExc_TypeError, "cut: a field is (source, target, fill, run_on, blank_at_seam), got %R", description);
         return -1;
-    job->source = source->buf;
-    job->target = target->buf;
-    job->runs = runs->buf;
-    job->itemsize = source->itemsize;
+    }
+    int64_t fill, run_on, blank_at_seam;
+    if (get_plain_buffer(PyTuple_GetItem(description, 0), "source", 0, &field->source) < 0 ||
+        get_plain_buffer(PyTuple_GetItem(description, 1), "target", 1, &field->target) < 0 ||
+        integer(PyTuple_GetItem(description, 2), "fill", INT32_MIN, INT32_MAX, &fill) < 0 ||
+        integer(PyTuple_GetItem(description, 3), "run_on", 0, 1, &run_on) < 0 ||
+        integer(PyTuple_GetItem(description, 4), "blank_at_seam", 0, 1, &blank_at_seam) < 0)
+        return -1;
+    struct cut_job *job = &field->job;
+    *job = *plan;
+    job->source = field->source.buf;
+    job->target = field->target.buf;
+    job->itemsize = field->source.itemsize;
+    job->fill = fill;
     job->run_on = run_on;
     job->blank_at_seam = blank_at_seam;
     int is_number = job->itemsize == 8 || job->itemsize == 4;
-    if (runs->itemsize != 8 || target->itemsize != source->itemsize || (!is_number && (job->fill || run_on))) {
+    if (field->target.itemsize != job->itemsize || (!is_number && (fill || run_on))) {
         PyErr_Format(PyExc_ValueError, "cut: source has elements of %zd bytes, target of %zd, fill is %lld",
-                     source->itemsize, target->itemsize, (long long)job->fill);
+                     field->source.itemsize, field->target.itemsize, (long long)fill);
         return -1;
     }
-    return check_runs(job, source->len / source->itemsize, target->len / target->itemsize);
+    return check_runs(job, field->source.len / job->itemsize, field->target.len / job->itemsize);
+}
+
+/* Every field is checked before the first is written. */
+static int cut_fields(PyObject *descriptions, struct cut_field *fields, Py_ssize_t num_fields,
+                      const struct cut_job *plan) {
+    Py_ssize_t nbytes = 0;
+    for (Py_ssize_t i = 0; i < num_fields; i++) {
+        if (describe_cut(&fields[i], PyList_GetItem(descriptions, i), plan) < 0) return -1;
+        nbytes += fields[i].target.len;
+    }
+    if (nbytes >= RELEASE_GIL_TOKENS * 8) {
+        Py_BEGIN_ALLOW_THREADS
+        for (Py_ssize_t i = 0; i < num_fields; i++) cut_part(&fields[i].job);
+        Py_END_ALLOW_THREADS
+    } else {
+        for (Py_ssize_t i = 0; i < num_fields; i++) cut_part(&fields[i].job);
+    }
+    return 0;
+}
+
+static PyObject *cut_all(PyObject *descriptions, PyObject *runs, PyObject *num_runs, PyObject *shift) {
+    if (!PyList_Check(descriptions)) return PyErr_Format(PyExc_TypeError, "cut: fields are a list");
+    Py_ssize_t num_fields = PyList_Size(descriptions);
+    struct cut_field *fields = PyMem_Calloc((size_t)num_fields + 1, sizeof *fields);
+    if (!fields) return PyErr_NoMemory();
+    struct cut_job plan = {0};
+    Py_buffer table = {0};
+    int result = get_plain_buffer(runs, "runs", 0, &table);
+    if (result == 0 && table.itemsize != 8) {
+        PyErr_Format(PyExc_ValueError, "runs are int64 [runs, 3], got elements of %zd bytes", table.itemsize);
+        result = -1;
+    }
+    if (result == 0) {
+        plan.runs = table.buf;
+        result = integer(num_runs, "num_runs", 0, table.len / (Py_ssize_t)sizeof(struct cut_run), &plan.num_runs);
+    }
+    if (result == 0) result = integer(shift, "shift", 0, INT32_MAX, &plan.shift);
+    if (result == 0) result = cut_fields(descriptions, fields, num_fields, &plan);
+    for (Py_ssize_t i = 0; i < num_fields; i++) {
+        PyBuffer_Release(&fields[i].source);
+        PyBuffer_Release(&fields[i].target);
+    }
+    PyBuffer_Release(&table);
+    PyMem_Free(fields);
+    if (result < 0) return NULL;
+    Py_RETURN_NONE;
 }
 
 static PyObject *cut(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
     (void)module;
-    if (count != 8) return PyErr_Format(PyExc_TypeError, "cut takes 8 arguments, got %zd", count);
-    Py_buffer views[3];
-    memset(views, 0, sizeof views);
-    struct cut_job job;
-    int ready = get_plain_buffer(arguments[0], "source", 0, &views[0]) == 0 &&
-                get_plain_buffer(arguments[1], "target", 1, &views[1]) == 0 &&
-                get_plain_buffer(arguments[2], "runs", 0, &views[2]) == 0 &&
-                describe_cut(&job, views, arguments + 3) == 0;
-    if (ready && views[1].len >= RELEASE_GIL_TOKENS * 8) {
-        Py_BEGIN_ALLOW_THREADS
-        cut_part(&job);
-        Py_END_ALLOW_THREADS
-    } else if (ready) {
-        cut_part(&job);
-    }
-    for (int which = 0; which < 3; which++) PyBuffer_Release(&views[which]);
-    if (!ready) return NULL;
-    Py_RETURN_NONE;
+    if (count != 4) return PyErr_Format(PyExc_TypeError, "cut takes 4 arguments, got %zd", count);
+    return cut_all(arguments[0], arguments[1], arguments[2], arguments[3]);
 }
 
 static PyMethodDef functions[] = {
@@ -318,9 +360,10 @@ static PyMethodDef functions[] = {
      "Fills padded (int32, like cu_seqlens) and runs (int64 [2 * documents, 3]: start, length, end) for one rank.\n"
      "first_wrong: index of the boundary that does not rise, -1: none."},
     {"cut", (PyCFunction)(void (*)(void))cut, METH_FASTCALL,
-     "cut(source, target, runs, num_runs, shift, fill, run_on, blank_at_seam) -> None\n\n"
-     "Copies the runs of source into target, `shift` further on, with `fill` past the end of a document.\n"
-     "run_on (int64, int32): padding counts on from the document's last element. blank_at_seam: the first of a run is fill."},
+     "cut(fields, runs, num_runs, shift) -> None\n\n"
+     "fields: a list of (source, target, fill, run_on, blank_at_seam). Copies the runs of each source into its target,\n"
+     "`shift` further on, with `fill` past the end of a document. run_on (int64, int32): padding counts on from the\n"
+     "document's last element. blank_at_seam: the first of a run is fill. Large fields are copied without the GIL."},
     {NULL, NULL, 0, NULL},
 };
 

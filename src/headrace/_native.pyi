@@ -1,5 +1,6 @@
 """What native/ offers. Reference: the comments of native/*.c."""
 
+from collections.abc import Sequence
 from typing import Any, final
 
 from numpy.typing import NDArray
@@ -111,13 +112,5 @@ def zigzag_runs(
     cu_seqlens: NDArray[Any], padded: NDArray[Any], runs: NDArray[Any], multiple: int, cp_size: int, cp_rank: int, /
 ) -> tuple[int, int, int, int]: ...
 def cut(
-    source: NDArray[Any],
-    target: NDArray[Any],
-    runs: NDArray[Any],
-    num_runs: int,
-    shift: int,
-    fill: int,
-    run_on: int,
-    blank_at_seam: int,
-    /,
+    fields: Sequence[tuple[NDArray[Any], NDArray[Any], int, int, int]], runs: NDArray[Any], num_runs: int, shift: int, /
 ) -> None: ...

@@ -198,19 +198,41 @@ SOURCE, TARGET = np.arange(5), np.zeros(4, np.int64)
         ((SOURCE, TARGET.astype(np.int32), RUNS, 2, 0, 0, 0, 0), "source has elements of 8 bytes, target of 4"),
         ((SOURCE.astype(np.int16), TARGET.astype(np.int16), RUNS, 2, 0, -100, 0, 0), "fill is -100"),
         ((SOURCE.astype(np.int16), TARGET.astype(np.int16), RUNS, 2, 0, 0, 1, 0), "elements of 2 bytes"),
-        ((SOURCE, TARGET, RUNS.astype(np.int32), 1, 0, 0, 0, 0), "cut: source"),
+        ((SOURCE, TARGET, RUNS.astype(np.int32), 1, 0, 0, 0, 0), "runs are int64"),
         ((SOURCE, read_only(TARGET.copy()), RUNS, 2, 0, 0, 0, 0), "target must be a C-contiguous writable buffer"),
         ((SOURCE[::2], TARGET, RUNS, 2, 0, 0, 0, 0), "source must be a C-contiguous buffer"),
     ],
 )
 def test_the_cut_itself_refuses_runs_that_would_lead_it_outside(arguments, message):
+    source, target, runs, num_runs, shift, *how = arguments
+    untouched = np.full(4, 7)
     with pytest.raises(ValueError, match=message):
+        _native.cut([(SOURCE, untouched, 0, 0, 0), (source, target, *how)], runs, num_runs, shift)
+    assert untouched.tolist() == [7] * 4, "every field is checked before the first is written"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (((SOURCE, TARGET, 0, 0, 0),), RUNS, 2, 0),
+        ([[SOURCE, TARGET, 0, 0, 0]], RUNS, 2, 0),
+        ([(SOURCE, TARGET, 0, 0)], RUNS, 2, 0),
+        ([], RUNS, 2),
+        ([(SOURCE, TARGET, 0, 0, None)], RUNS, 2, 0),
+    ],
+)
+def test_the_cut_itself_refuses_other_arguments(arguments):
+    with pytest.raises(TypeError):
         _native.cut(*arguments)
 
 
 def test_a_cut_past_every_document_holds_the_fill_alone():
-    _native.cut(SOURCE, TARGET, RUNS, 2, 2**31 - 1, -100, 0, 0)
+    _native.cut([(SOURCE, TARGET, -100, 0, 0)], RUNS, 2, 2**31 - 1)
     assert TARGET.tolist() == [-100] * 4
+
+
+def test_a_cut_of_no_field_does_nothing():
+    assert _native.cut([], RUNS, 2, 0) is None
 
 
 CU = np.array([0, 3, 5], np.int32)

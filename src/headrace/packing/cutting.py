@@ -12,7 +12,6 @@ like the tokens, the source's own among them; everything else that no stage know
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -46,15 +45,18 @@ MAX_REMEMBERED = 512
 """Wrapped arrays kept for reuse; beyond it the memory is dropped and begins anew."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Plan:
+INT32, INT64 = np.dtype(np.int32), np.dtype(np.int64)
+
+
+class _Plan(NamedTuple):
     """Which runs make the part, and what they mean for the fields around it."""
 
     runs: npt.NDArray[np.int64]
     """[capacity, 3]: start, length, end of document."""
     num_runs: int
     shape: tuple[int, int]
-    padded: npt.NDArray[np.int32] | None = None
+    padded: Any = None
+    """Boundaries of the documents with their padding, as they are handed out."""
     max_seqlen: int | None = None
     """Longest document as it is laid out now; None: as before."""
 
@@ -109,16 +111,20 @@ class Cutter(Generic[Array]):
         self._buffers.next_turn()
         plan = self._plan(arrays, shape)
         taken: dict[str, Array] = {}
+        parts = []
         for field in fields:
-            array = arrays[field.name]
+            name, _, fill, counts_on, blank_at_seam = field
+            array = arrays[name]
             if view.cp_size == 1:
-                taken[field.name] = self._known(array)
+                taken[name] = self._known(array)
             elif array.shape == shape:
-                target, taken[field.name] = self._buffers.array(field.name, plan.shape, array.dtype)
-                counts_on = field.counts_on and array.dtype.kind == "i" and array.dtype.itemsize >= 4
-                _native.cut(array, target, plan.runs, plan.num_runs, 0, field.fill, counts_on, field.blank_at_seam)
+                dtype = array.dtype
+                target, taken[name] = self._buffers.array(name, plan.shape, dtype)
+                counts_on = counts_on and dtype.kind == "i" and dtype.itemsize >= 4
+                parts.append((array, target, fill, counts_on, blank_at_seam))
             else:
-                taken[field.name] = self._whole(field, array, shape)
+                taken[name] = self._whole(field, array, shape)
+        _native.cut(parts, plan.runs, plan.num_runs, 0)
         if plan.padded is not None:
             self._add_padded(taken, arrays, plan.padded)
         if view.mtp_depth:
@@ -185,13 +191,11 @@ class Cutter(Generic[Array]):
         queries = row_index(view.cut, shape[1], view.cp_size, view.cp_rank, ulysses_size=view.ulysses_size)
         return self._wrap(np.take(mask, queries, 2))
 
-    def _add_padded(self, taken: dict[str, Array], arrays: Arrays, padded: npt.NDArray[np.int32]) -> None:
-        target, wrapped = self._buffers.array("cu_seqlens_padded", padded.shape, padded.dtype)
-        target[:] = padded
+    def _add_padded(self, taken: dict[str, Array], arrays: Arrays, padded: Array) -> None:
         if "cu_seqlens" in arrays:
-            taken["cu_seqlens_padded"] = wrapped
+            taken["cu_seqlens_padded"] = padded
         else:  # these kernels know one list: that of what is laid out
-            taken |= {name: wrapped for name in ("cu_seq_lens_q", "cu_seq_lens_k") if name in arrays}
+            taken |= {name: padded for name in ("cu_seq_lens_q", "cu_seq_lens_k") if name in arrays}
 
     def _add_depths(self, taken: dict[str, Array], arrays: Arrays, fields: tuple[_Field, ...], plan: _Plan) -> None:
         depths = range(1, self.view.mtp_depth + 1)
@@ -207,7 +211,7 @@ class Cutter(Generic[Array]):
                 if moves and role == "position_ids":
                     target[depth - 1] = positions_after_moving(array, depth, cu_seqlens=boundaries)
                 else:
-                    _native.cut(array, target[depth - 1], plan.runs, plan.num_runs, depth, fill, False, False)
+                    _native.cut([(array, target[depth - 1], fill, 0, 0)], plan.runs, plan.num_runs, depth)
         if moves:
             for depth in depths:
                 moved = moved_boundaries(boundaries, depth, seq_length=plan.shape[1])
@@ -231,10 +235,10 @@ class Cutter(Generic[Array]):
         already_padded = arrays.get("cu_seqlens_padded")
         boundaries = _boundaries_of(arrays) if already_padded is None else already_padded
         # The cheap part of the check; the pass below sees every boundary anyway.
-        if boundaries.dtype != np.int32 or boundaries.ndim != 1 or boundaries[0] != 0 or boundaries[-1] != total:
+        if boundaries.dtype is not INT32 or boundaries.ndim != 1 or boundaries.item(0) or boundaries.item(-1) != total:
             check_boundaries(boundaries, total)
-        runs, _ = self._scratch.array("runs", (2 * boundaries.size, 3), np.dtype(np.int64))
-        padded, _ = self._scratch.array("padded", boundaries.shape, np.dtype(np.int32))
+        runs, _ = self._scratch.array("runs", (2 * boundaries.size, 3), INT64)
+        padded, handed_out = self._buffers.array("cu_seqlens_padded", boundaries.shape, INT32)
         multiple = pad_multiple(view.cp_size)
         num_runs, length, longest, first_wrong = _native.zigzag_runs(
             boundaries, padded, runs, multiple, view.cp_size, view.cp_rank
@@ -247,8 +251,8 @@ class Cutter(Generic[Array]):
                     f"cu_seqlens_padded says that documents are padded, but not all to multiples of {multiple} "
                     f"(2 * cp_size): {total} tokens would become {length * view.cp_size}"
                 )
-            padded = already_padded
-        return _Plan(runs=runs, num_runs=num_runs, shape=(1, length), padded=padded, max_seqlen=longest)
+            handed_out = self._known(already_padded)
+        return _Plan(runs=runs, num_runs=num_runs, shape=(1, length), padded=handed_out, max_seqlen=longest)
 
 
 def is_needed(name: str, keys: Collection[str]) -> bool:
