@@ -191,6 +191,28 @@ def test_a_blend_says_which_corpus_a_document_is_of(
     assert "must be a number above 0, got 0.0" in capsys.readouterr().err
 
 
+def test_targets_and_whole_documents(
+    prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with StoreWriter(tmp_path / "learnt", np.int32) as writer:
+        for document in DOCUMENTS:
+            writer.add_document([token if token % 2 else -100 for token in document])
+    asked = ("--sample", "0", "--seq-length", "8", "--micro-batch-size", "4", "--documents", "whole")
+    arguments = ("inspect", prefix, *asked, "--targets", str(tmp_path / "learnt"), "--json", str(tmp_path / "out.json"))
+    assert headrace(monkeypatch, *arguments) == 0
+    sample = json.loads((tmp_path / "out.json").read_text())["sample"]
+    parts = [(segment["document"], segment["offset"]) for segment in sample["segments"]]
+    assert sorted(parts) == [(0, 0), (1, 0), (2, 0), (3, 0), (4, 0), (4, 8)]
+    learnt = [
+        label
+        for row, mask in zip(sample["labels"], sample["loss_mask"], strict=True)
+        for label, counts in zip(row, mask, strict=True)
+        if counts
+    ]
+    assert sorted(learnt) == sorted([9, 9, 3, 9] + [1] * 16)
+    assert sum(segment["num_targets"] for segment in sample["segments"]) == len(learnt) == sample["num_targets"]
+
+
 def test_a_damaged_store_is_one_sentence_and_exit_code_2(
     prefix: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -42,6 +42,10 @@ def inspect(
     seed: Annotated[int, typer.Option(help="Of the order of samples.")] = 1234,
     num_samples: Annotated[int | None, typer.Option(help="Samples of the run (None: one epoch).")] = None,
     order: Annotated[str, typer.Option(help="megatron or elastic.")] = "megatron",
+    documents: Annotated[str, typer.Option(help="cut, or whole.")] = "cut",
+    targets: Annotated[
+        list[str] | None, typer.Option(metavar="PREFIX", help="The targets of chats; with a blend once for each.")
+    ] = None,
     split: Annotated[str | None, typer.Option(help='Weights of train, valid, test such as "969,30,1".')] = None,
     split_name: Annotated[str, typer.Option(help="Which part of --split.")] = "train",
     eod: Annotated[int | None, typer.Option(help="End-of-document id (default: what the manifest says).")] = None,
@@ -68,19 +72,17 @@ def inspect(
         seed=seed,
         num_samples=num_samples,
         order=order,
+        documents=documents,
+        targets=targets or None,
         split=split,
         split_name=split_name,
         eod=eod,
         eod_mask_loss=eod_mask_loss,
     )
     view = {
-        "cp_size": cp_size,
-        "cp_rank": cp_rank,
-        "cut": cut,
-        "ulysses_size": ulysses_size,
-        "stage": stage,
-        "mtp_depth": mtp_depth,
-    }
+        "cp_size": cp_size, "cp_rank": cp_rank, "cut": cut, "ulysses_size": ulysses_size,
+        "stage": stage, "mtp_depth": mtp_depth,
+    }  # fmt: skip
     write_document(json, show(source, sample, view))
 
 

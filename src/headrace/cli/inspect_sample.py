@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from headrace.errors import ConfigError
-from headrace.feed.packed_order import open_order
 from headrace.feed.packed_tokens import PackedTokens
 from headrace.order import Part
-from headrace.packing import PackRules, pack
 from headrace.store import Manifest, Tokenizer, TokenStore, load_tokenizer, read_manifest
 
 SHOWN_CHARACTERS = 160
@@ -69,37 +68,30 @@ class Sample:
 
 def take_sample(stores: Sequence[TokenStore], request: SampleRequest) -> Sample:
     """Read, pack and describe. Raises ConfigError if there is no such sample, or for rules that mean nothing."""
-    source = request.source
-    source.check()
-    order = open_order(source, stores)
-    samples = range(request.sample, request.sample + source.micro_batch_size)
-    if samples.start < 0 or samples.stop > len(order):
-        raise ConfigError(
-            f"there are samples 0 to {len(order) - 1}, asked for {source.micro_batch_size} from {request.sample} on; "
-            "choose another --sample or --micro-batch-size"
-        )
-    parts = [order.parts(sample) for sample in samples]
-    rows = np.empty((len(samples), order.row_tokens), np.result_type(*(store.dtype for store in stores)))
-    for row, parts_of_row in zip(rows, parts, strict=True):
-        filled = 0
-        for part in parts_of_row:
-            filled += stores[part.corpus].read_into(row[filled:], part.document, part.offset, part.length)
     manifests = [_own_manifest(store) for store in stores]
-    packing = PackRules(
-        eod=_agreed([None if one is None else one.eod for one in manifests]) if source.eod is None else source.eod,
+    source = replace(
+        request.source,
+        eod=_agreed([None if one is None else one.eod for one in manifests])
+        if request.source.eod is None
+        else request.source.eod,
         pad=_agreed([None if one is None else one.pad for one in manifests]),
-        reset_position_ids=True,
-        reset_attention_mask=True,
-        eod_mask_loss=source.eod_mask_loss,
     )
-    batch = pack(rows, packing, document_lengths=[[part.length for part in row_parts] for row_parts in parts])
+    # The feed's own batch: the first one of a run that goes on there.
+    with closing(source.open_batches(consumed_samples=max(0, request.sample))) as batches:
+        samples = range(request.sample, request.sample + source.micro_batch_size)
+        if samples.start < 0 or samples.stop > batches.num_samples:
+            raise ConfigError(
+                f"there are samples 0 to {batches.num_samples - 1}, asked for {source.micro_batch_size} from "
+                f"{request.sample} on; choose another --sample or --micro-batch-size"
+            )
+        parts, batch, num_samples = batches.parts(0), batches[0], batches.num_samples
     named = [_tokenizer(store, manifest) for store, manifest in zip(stores, manifests, strict=True)]
     tokenizers = [tokenizer for tokenizer, _ in named]
     loss_mask = batch["loss_mask"].astype(np.int64)
     return Sample(
         first_sample=samples[0],
         last_sample=samples[-1],
-        samples_in_order=len(order),
+        samples_in_order=num_samples,
         sequence_length=source.seq_length,
         segments=[
             segment

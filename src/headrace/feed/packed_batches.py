@@ -98,6 +98,15 @@ class PackedBatches:
             return self._balanced.micro_batch(index)
         return tuple(self._shard.micro_batch(index, consumed_samples=self._consumed_samples))
 
+    @property
+    def num_samples(self) -> int:
+        """Of the whole order, whoever takes them."""
+        return len(self._order)
+
+    def parts(self, index: int) -> list[Sequence[Part]]:
+        """What the rows of micro batch `index` are made of."""
+        return [self._order.parts(sample) for sample in self.samples(index)]
+
     def consumed_after(self, index: int) -> int:
         """Samples of the whole job that are consumed once every shard has taken its micro batch `index`."""
         return self._consumed_samples + (index + 1) * self._shard.samples_per_turn
@@ -117,7 +126,7 @@ class PackedBatches:
 
     def write(self, index: int, arrays: Mapping[str, np.ndarray]) -> PackCounts:
         """Read, pack and write micro batch `index` into arrays of `spec`, at full capacity."""
-        parts = [self._order.parts(sample) for sample in self.samples(index)]
+        parts = self.parts(index)
         lengths = self._read(self._stores, self._rows, parts)
         if self._target_rows is not None:
             self._read(self._targets, self._target_rows, parts)
