@@ -309,6 +309,41 @@ def test_prediction_depths_get_ends_of_their_own(monkeypatch):
         mindspeed.announce(ends, None, args)
 
 
+MOVED = [
+    case
+    for case in json.loads((VECTORS / "mtp.json").read_text())["cases"]
+    if (case.get("mindspeed") or {}).get("position_ids_per_depth") and "faults" not in case["mindspeed"]
+]
+
+
+@pytest.mark.parametrize("case", MOVED, ids=lambda case: case["name"])
+@pytest.mark.parametrize("is_post_process", [True, False])
+def test_the_stage_that_post_processes_has_positions_of_its_depths(monkeypatch, case, is_post_process):
+    """MindSpeed-LLM gives them to set_mtp_position_ids with its shared memory, from which the others read the ends."""
+    said = []
+    theirs = ModuleType("mindspeed_llm.training.utils")
+    theirs.set_actual_seq_len = lambda ends: None
+    theirs.set_position_ids = lambda positions: None
+    theirs.set_mtp_position_ids = said.append
+    schedules = ModuleType("mindspeed.core.pipeline_parallel.dualpipev.dualpipev_schedules")
+    schedules.get_post_process_flag = lambda: is_post_process
+    for module in (theirs, schedules):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    cu_seqlens = case["cu_seqlens"]
+    ends = Boundaries(actual_seq_len=tuple(cu_seqlens[1:]), max_seqlen=1, cu_seqlens=torch.tensor(cu_seqlens))
+    positions = torch.tensor(case["depth_0"]["position_ids"]).reshape(-1, case["seq_length"])
+    args = SimpleNamespace(mtp_num_layers=case["depths"], seq_length=case["seq_length"], reset_position_ids=True)
+    mindspeed.announce(ends, positions, args)
+    if not is_post_process:
+        assert said == []
+        return
+    [(per_depth, shared)] = said
+    assert [one.tolist() for one in per_depth] == case["mindspeed"]["position_ids_per_depth"]
+    for expected in case["mindspeed"]["actual_seq_len_per_depth"] * 2:
+        shared.write("what the first rank found")
+        assert shared.read() == expected
+
+
 # -- running a script --------------------------------------------------------------------------------------------------
 
 
