@@ -78,7 +78,7 @@ def test_the_record(monkeypatch, tmp_path):
     assert record["version"] == 1
     ran = {"headrace", "memcpy", "numpy", "megatron", "cp_view", "cp_memcpy"} - record["skipped"].keys()
     keys = [(row["text"], row["seq_length"], row["contender"]) for row in record["rows"]]
-    assert sorted(keys) == sorted((t, s, c) for t in ("corpus", "synthetic") for s in (64, 200) for c in ran)
+    assert sorted(keys) == sorted((t, s, c) for t in ("corpus", "synthetic", "short") for s in (64, 200) for c in ran)
     for row in record["rows"]:
         assert len(row["values_us"]) == 8
         assert len(row["warmup_us"]) == 1
@@ -90,6 +90,18 @@ def test_the_record(monkeypatch, tmp_path):
     assert record["summary"]["pack_over_memcpy"] == pytest.approx(medians["headrace"] / medians["memcpy"])
     assert record["summary"]["cp_view_over_memcpy"] == pytest.approx(medians["cp_view"] / medians["cp_memcpy"])
     assert record["summary"]["cp_view_ns_per_token"] == pytest.approx(medians["cp_view"] * 1e3 / 200)
+    if "megatron" in ran:
+        by_documents = {name: value for name, value in record["summary"].items() if name.endswith("_documents")}
+        documents = {row["mean_documents"] for row in record["rows"] if row["seq_length"] == 200}
+        assert by_documents.keys() >= {f"megatron_over_pack_at_{number:.0f}_documents" for number in documents}
+
+
+def test_short_documents_are_shorter_and_their_lengths_are_drawn_for_the_whole_row():
+    many = {origin: bench.synthetic_text(50_000, seed=3, origin=origin) for origin in ("synthetic", "short")}
+    means = {origin: np.mean(text.documents_per_row) for origin, text in many.items()}
+    assert 2 * means["synthetic"] < means["short"] < 6 * means["synthetic"]
+    for text in many.values():
+        assert all((row[0, -20_000:] == text.eod).any() for row in text.rows), "documents up to the end of the row"
 
 
 def test_megatron_missing_is_said_and_not_a_failure(monkeypatch):

@@ -8,7 +8,8 @@ A context-parallel view (cp_view, cp_memcpy) reads one of as many finished batch
 ns_per_token counts the tokens of the whole batch, so that it adds to those of packing.
 How it can mislead: memcpy reads one finished batch again and again, so its source is warmer than a real one's; without
 Megatron's slow turns in between, all others run up to twice as fast (their slots then stay in the last cache), with the
-same ratios among them. Megatron's loop costs documents x tokens: its ratio means little without the document count.
+same ratios among them. Megatron's loop costs documents x tokens: its ratio means little without the document count, so
+rows of three kinds are packed (long, web-like and short documents) and the summary names the ratio of each.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ NUM_ROWS = 8
 
 # Web text: C4 holds 156 billion tokens in 365 million documents, 427 each (Dodge et al., EMNLP 2021, table 1), with a
 # long tail. A lognormal of median 200 and this sigma has that mean.
-SYNTHETIC_MEDIAN_TOKENS = 200
+SYNTHETIC_MEDIAN_TOKENS = {"synthetic": 200, "short": 60}
+"""short: 128 tokens each, as of questions with their answers."""
 SYNTHETIC_SIGMA = 1.23
 SYNTHETIC_VOCABULARY = 16_384
 SYNTHETIC_EOD = 0
@@ -87,9 +89,11 @@ def run(
     """Times every contender `num_rounds` times per sequence length; the record is JSON-able.
 
     Rows come from the store at `corpus_prefix` (`eod` None: the id its documents end with) and, always, from synthetic
-    long-tailed documents, so that two machines can be compared without a corpus. `clock` returns nanoseconds.
-    `summary` holds ratios of medians at 131072 tokens, of the corpus where there is one, and None where that length or
-    a contender is missing; `skipped` says why. Raises ConfigError for a corpus without documents that end alike.
+    long-tailed documents of two lengths, so that two machines can be compared without a corpus. `clock` returns
+    nanoseconds. `summary` holds ratios of medians at 131072 tokens, of the corpus where there is one, and None where
+    that length or a contender is missing; `skipped` says why. `megatron_over_pack_at_N_documents` is that ratio for
+    each kind of rows, by the mean number of documents in one. Raises ConfigError for a corpus without documents that
+    end alike.
     """
     if num_rounds < 1 or num_warmup_rounds < 0 or not seq_lengths or min(seq_lengths) < 1:
         raise ConfigError(
@@ -99,7 +103,7 @@ def run(
     rows: list[dict[str, Any]] = []
     skipped: dict[str, str] = {}
     for seq_length in seq_lengths:
-        texts = [synthetic_text(seq_length, seed)]
+        texts = [synthetic_text(seq_length, seed, origin=origin) for origin in SYNTHETIC_MEDIAN_TOKENS]
         if corpus_prefix is not None:
             texts.insert(0, corpus_text(corpus_prefix, seq_length, seed, eod))
         slots = make_slots(seq_length, max(2, working_set_bytes // batch_spec("megatron", 1, seq_length).nbytes))
@@ -117,18 +121,19 @@ def run(
     }
 
 
-def synthetic_text(seq_length: int, seed: int) -> Text:
-    """Documents whose lengths are lognormal, in uint16."""
+def synthetic_text(seq_length: int, seed: int, *, origin: str = "synthetic") -> Text:
+    """Documents whose lengths are lognormal, in uint16; `origin` is a key of SYNTHETIC_MEDIAN_TOKENS."""
+    median_tokens = SYNTHETIC_MEDIAN_TOKENS[origin]
     random = np.random.default_rng(seed)
     rows = []
     for _ in range(NUM_ROWS):
         row = random.integers(1, SYNTHETIC_VOCABULARY, (1, seq_length + 1)).astype(np.uint16)
-        # Ends drawn for as many documents as there could be at a tenth of the mean length: always more than enough.
-        lengths = random.lognormal(np.log(SYNTHETIC_MEDIAN_TOKENS), SYNTHETIC_SIGMA, seq_length // 40 + 40)
+        # The mean is twice the median: ten times as many documents as there will be, always more than enough.
+        lengths = random.lognormal(np.log(median_tokens), SYNTHETIC_SIGMA, 5 * seq_length // median_tokens + 40)
         ends = np.cumsum(lengths.astype(np.int64) + 1)
         row[0, ends[ends <= seq_length]] = SYNTHETIC_EOD
         rows.append(row)
-    return Text(origin="synthetic", rows=tuple(rows), eod=SYNTHETIC_EOD)
+    return Text(origin=origin, rows=tuple(rows), eod=SYNTHETIC_EOD)
 
 
 def corpus_text(prefix: str, seq_length: int, seed: int, eod: int | None) -> Text:
@@ -243,4 +248,9 @@ def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
         else:
             summary |= {name: None, f"{name}_interval": [None, None]}
     summary["cp_view_ns_per_token"] = found["cp_view"]["ns_per_token"] if "cp_view" in found else None
+    medians = {(row["text"], row["contender"]): row["median_us"] for row in at_length}
+    for row in at_length:
+        if row["contender"] == "megatron":
+            name = f"megatron_over_pack_at_{row['mean_documents']:.0f}_documents"
+            summary[name] = row["median_us"] / medians[row["text"], "headrace"]
     return summary
