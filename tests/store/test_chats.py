@@ -169,7 +169,7 @@ def test_a_template_that_marks_what_is_learnt_is_believed(tmp_path: Path, tokeni
     pytest.importorskip("transformers", reason="needs the extra chats")
     template = tmp_path / "marked.jinja"
     template.write_text(MARKED)
-    form = find_chat_format(str(tokenizer), str(template))
+    form = find_chat_format(tokenizer / "tokenizer.json", str(template))
     [said] = form.read(chat("a", "bc", "d", "ef"), key="messages")
     assert (said.text, [said.text[slice(*span)] for span in said.learnt]) == ("a?bc|d?ef|", ["bc|", "ef|"])
     record = {"prompt": chat("a", "bc", "d")["messages"], "completion": [{"role": "assistant", "content": "ef"}]}
@@ -280,13 +280,13 @@ def test_formats_without_a_meaning(
 def test_a_template_is_found_where_tokenizers_keep_it(tmp_path: Path, tokenizer: Path) -> None:
     pytest.importorskip("transformers", reason="needs the extra chats")
     folder = with_template(tokenizer, tmp_path / "tokenizer", CHATML)
-    assert find_chat_format(str(folder / "tokenizer.json"), None).special_tokens["bos_token"] == "<s>"
+    assert find_chat_format(folder / "tokenizer.json", None).special_tokens["bos_token"] == "<s>"
     (folder / "chat_template.jinja").unlink()
-    assert find_chat_format(str(folder), None).template is None
+    assert find_chat_format(folder / "tokenizer.json", None).template is None
     config = json.loads((folder / "tokenizer_config.json").read_text())
     for kept in ("one", [{"name": "tool_use", "template": "two"}, {"name": "default", "template": "one"}]):
         (folder / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": kept}))
-        assert find_chat_format(str(folder), None).template == "one"
+        assert find_chat_format(folder / "tokenizer.json", None).template == "one"
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": 5}))
     with pytest.raises(FormatError, match=r"chat_template in .* must be text, got 5"):
-        find_chat_format(str(folder), None)
+        find_chat_format(folder / "tokenizer.json", None)

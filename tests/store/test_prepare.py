@@ -22,9 +22,10 @@ from typer.testing import CliRunner
 
 from headrace.errors import ConfigError, FormatError
 from headrace.store import StoreWriter, TokenStore, bpe, build_corpus, load_tokenizer, read_manifest
+from headrace.store.chats import find_chat_format
 from headrace.store.prepare import plan_parts, prepare
 from headrace.store.prepare_joined import Prepared
-from headrace.store.prepare_tokenizer import end_of_document, find_tokenizer, parse_tokenizer
+from headrace.store.prepare_tokenizer import end_of_document, find_tokenizer, parse_tokenizer, read_tokenizer
 from headrace.store.records import BadRecord, Piece, Record, RecordReader, pieces_of
 from tests.store.prepared_by_megatron import write_as_megatron
 
@@ -265,12 +266,12 @@ def test_a_prefix_is_a_name(tmp_path: Path, tokenizer: Path, prefix: str) -> Non
 def test_a_tokenizer_that_is_none_is_a_sentence(tmp_path: Path, tokenizer: Path) -> None:
     (tmp_path / "latin.json").write_bytes(b'{"\xe9": 1}')
     with pytest.raises(FormatError, match="not UTF-8"):
-        find_tokenizer(str(tmp_path / "latin.json"))
+        read_tokenizer(tmp_path / "latin.json")
     content = (tokenizer / "tokenizer.json").read_text()
     (tmp_path / "tokenizer.json").write_text(content)
     (tmp_path / "tokenizer_config.json").write_text('{"eos_token": 5}')
     with pytest.raises(FormatError, match=r"eos_token in .* must be a token's text, got 5"):
-        end_of_document(parse_tokenizer(content, where=""), where=str(tmp_path), wanted=None)
+        end_of_document(parse_tokenizer(content, where=""), tokenizer=tmp_path / "tokenizer.json", wanted=None)
 
 
 def test_a_killed_run_leaves_no_process_and_goes_on(tmp_path: Path, tokenizer: Path) -> None:
@@ -427,13 +428,13 @@ def test_inputs_without_text_are_refused(
 
 def test_the_end_of_a_document_is_what_is_wanted_configured_or_known(tmp_path: Path, tokenizer: Path) -> None:
     backend = parse_tokenizer((tokenizer / "tokenizer.json").read_text(), where="")
-    assert end_of_document(backend, where=str(tmp_path), wanted=None) == bpe.END_OF_DOCUMENT_ID
-    assert end_of_document(backend, where=str(tmp_path), wanted="<|padding|>") == bpe.PADDING_ID
+    assert end_of_document(backend, tokenizer=tmp_path / "tokenizer.json", wanted=None) == bpe.END_OF_DOCUMENT_ID
+    assert end_of_document(backend, tokenizer=tmp_path / "tokenizer.json", wanted="<|padding|>") == bpe.PADDING_ID
     with pytest.raises(ConfigError, match=r"no token '<eos>'; name it with --eod: <\|endoftext\|>, <\|padding\|>"):
-        end_of_document(backend, where=str(tmp_path), wanted="<eos>")
+        end_of_document(backend, tokenizer=tmp_path / "tokenizer.json", wanted="<eos>")
     for end in ("<|padding|>", {"content": "<|padding|>"}):
         (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": end}))
-        assert end_of_document(backend, where=str(tmp_path / "tokenizer.json"), wanted=None) == bpe.PADDING_ID
+        assert end_of_document(backend, tokenizer=tmp_path / "tokenizer.json", wanted=None) == bpe.PADDING_ID
 
 
 def test_parts_are_consecutive_and_large_enough() -> None:
@@ -546,11 +547,36 @@ def test_the_hub_is_asked_once_and_what_was_downloaded_before_is_taken(
 
     monkeypatch.setattr(hub, "get_hf_file_metadata", unreachable)
     monkeypatch.setattr(hub, "hf_hub_download", downloaded)
-    assert find_tokenizer("some/name") == (tokenizer / "tokenizer.json").read_text()
+    assert find_tokenizer("some/name") == tokenizer / "tokenizer.json"
     monkeypatch.setattr(hub, "hf_hub_download", nothing)
     with pytest.raises(ConfigError, match=r"'some/name' is no file or folder .* that name: no network; name"):
         find_tokenizer("some/name")
     assert len(asked) == 2
+
+
+def test_a_name_on_the_hub_brings_what_says_how_its_tokenizer_is_used(
+    tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = import_module("huggingface_hub")
+    there = {
+        "tokenizer.json": (tokenizer / "tokenizer.json").read_text(),
+        "tokenizer_config.json": '{"eos_token": "<|padding|>"}',
+    }
+
+    def downloaded(name: str, file: str) -> str:
+        if file not in there:
+            raise hub.errors.EntryNotFoundError(file)
+        (tmp_path / file).write_text(there[file])
+        return str(tmp_path / file)
+
+    monkeypatch.setattr(hub, "get_hf_file_metadata", lambda url, *, timeout: None)
+    monkeypatch.setattr(hub, "hf_hub_download", downloaded)
+    file = find_tokenizer("some/name")
+    backend = parse_tokenizer(read_tokenizer(file), where="some/name")
+    assert end_of_document(backend, tokenizer=file, wanted=None) == bpe.PADDING_ID
+    assert find_chat_format(file, None).template is None
+    there["chat_template.jinja"] = "{{ messages }}"
+    assert find_chat_format(find_tokenizer("some/name"), None).template == "{{ messages }}"
 
 
 def test_the_verb_says_what_was_reused_and_what_replaced(tmp_path: Path, tokenizer: Path) -> None:

@@ -120,12 +120,12 @@ class ChatFormat:
         return rendered[0], learnt[0] if marks else []
 
 
-def find_chat_format(tokenizer: str, template: str | None) -> ChatFormat:
-    """`template` is a file; None: the one beside the tokenizer, if there is one. A name on the hub has none beside it.
+def find_chat_format(tokenizer: Path, template: str | None) -> ChatFormat:
+    """`template` is a file; None: the one beside `tokenizer`, a tokenizer.json, if there is one.
 
     ConfigError for a file that cannot be read, FormatError for a configuration that is none.
     """
-    folder = Path(tokenizer) if Path(tokenizer).is_dir() else Path(tokenizer).parent
+    folder = tokenizer.parent
     config = _read_config(folder / _CONFIG_FILE)
     file = Path(template) if template is not None else folder / _TEMPLATE_FILE
     if template is not None or file.is_file():

@@ -28,7 +28,13 @@ from headrace.store.chats import find_chat_format
 from headrace.store.format import index_path, prefix_of
 from headrace.store.prepare_joined import Plan, Prepared, find_finished, finish, join
 from headrace.store.prepare_part import TARGETS, Part, PartRecord, PartWriter, TokenizerFacts
-from headrace.store.prepare_tokenizer import end_of_document, find_tokenizer, num_ids, parse_tokenizer
+from headrace.store.prepare_tokenizer import (
+    end_of_document,
+    find_tokenizer,
+    num_ids,
+    parse_tokenizer,
+    read_tokenizer,
+)
 from headrace.store.prepare_workers import write_parts
 from headrace.store.reader import TokenStore
 from headrace.store.records import Piece, find_inputs, pieces_of
@@ -108,14 +114,15 @@ def prepare(
 def _tokenizer_facts(
     tokenizer: str, key: str | None, append_eod: bool, eod: str | None, chats: bool, chat_template: str | None
 ) -> TokenizerFacts:
-    content = find_tokenizer(tokenizer)
+    file = find_tokenizer(tokenizer)
+    content = read_tokenizer(file)
     backend = parse_tokenizer(content, where=tokenizer)
     return TokenizerFacts(
         content=content,
         vocab_size=num_ids(backend),
-        eod=end_of_document(backend, where=tokenizer, wanted=eod) if append_eod else None,
+        eod=end_of_document(backend, tokenizer=file, wanted=eod) if append_eod else None,
         key=key or ("messages" if chats else "text"),
-        chats=find_chat_format(tokenizer, chat_template) if chats else None,
+        chats=find_chat_format(file, chat_template) if chats else None,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -14,20 +15,22 @@ from headrace.store.manifest import TOKENIZER_FILE
 # What ends a document in the vocabularies of GPT-2 / Qwen / OLMo, Llama 3, Llama 2 / Mistral, and Gemma.
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
 _HUB_TIMEOUT_S = 10.0
+_COMPANIONS = ("tokenizer_config.json", "chat_template.jinja")
 
 
-def find_tokenizer(where: str) -> str:
-    """The content of the tokenizer.json that `where` names. A name is looked up on the hub, which needs a network."""
+def find_tokenizer(where: str) -> Path:
+    """The tokenizer.json that `where` names. A name is looked up on the hub, which needs a network."""
     path = Path(where)
     file = path / TOKENIZER_FILE if path.is_dir() else path
     if file.is_file():
-        return _read(file)
+        return file
     if path.is_dir() or path.suffix == ".json" or path.is_absolute():
         raise ConfigError(f"there is no {file}; name a tokenizer.json, a folder that holds one, or a name on the hub")
-    return _read(_from_hub(where))
+    return _from_hub(where)
 
 
-def _read(file: Path) -> str:
+def read_tokenizer(file: Path) -> str:
+    """Its content. FormatError where it is no text."""
     try:
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -37,12 +40,19 @@ def _read(file: Path) -> str:
 
 
 def _from_hub(name: str) -> Path:
-    """The hub's newest tokenizer.json under that name, or the one an earlier download left. HF_HUB_OFFLINE is kept."""
+    """The hub's newest tokenizer.json under that name, or the one an earlier download left. HF_HUB_OFFLINE is kept.
+
+    What says how it is used comes with it, into the same folder, if it is there.
+    """
     hub = _extra("huggingface_hub")
     try:
         # Asked once: the download itself asks six times, for 24 s, before it says that there is no network.
         hub.get_hf_file_metadata(hub.hf_hub_url(name, TOKENIZER_FILE), timeout=_HUB_TIMEOUT_S)
-        return Path(hub.hf_hub_download(name, TOKENIZER_FILE))
+        file = Path(hub.hf_hub_download(name, TOKENIZER_FILE))
+        for companion in _COMPANIONS:
+            with suppress(hub.errors.EntryNotFoundError):
+                hub.hf_hub_download(name, companion)
+        return file
     except Exception as error:  # of the hub's own classes, the HTTP library's, ValueError for what can be no name
         try:
             return Path(hub.hf_hub_download(name, TOKENIZER_FILE, local_files_only=True))
@@ -72,10 +82,10 @@ def num_ids(backend: Any) -> int:
     return max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
 
-def end_of_document(backend: Any, *, where: str, wanted: str | None) -> int:
-    """The id that ends a document: `wanted`, what the folder's tokenizer_config.json says, or the one known name."""
+def end_of_document(backend: Any, *, tokenizer: Path, wanted: str | None) -> int:
+    """The id that ends a document: `wanted`, what the tokenizer_config.json beside it says, or the one known name."""
     known = [name for name in _ENDS if backend.token_to_id(name) is not None]
-    name = wanted or _configured_end(where) or (known[0] if len(known) == 1 else None)
+    name = wanted or _configured_end(tokenizer) or (known[0] if len(known) == 1 else None)
     if name is None or (found := backend.token_to_id(name)) is None:
         problem = f"the tokenizer has no token {name!r}" if name else "it is not known which token ends a document"
         added = ", ".join(sorted(token.content for token in backend.get_added_tokens_decoder().values())[:20])
@@ -83,9 +93,8 @@ def end_of_document(backend: Any, *, where: str, wanted: str | None) -> int:
     return int(found)
 
 
-def _configured_end(where: str) -> str | None:
-    path = Path(where)
-    file = (path if path.is_dir() else path.parent) / "tokenizer_config.json"
+def _configured_end(tokenizer: Path) -> str | None:
+    file = tokenizer.with_name("tokenizer_config.json")
     try:
         end = msgspec.json.decode(file.read_bytes()).get("eos_token")
     except (OSError, msgspec.DecodeError, AttributeError):
