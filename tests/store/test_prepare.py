@@ -565,7 +565,7 @@ def test_a_name_on_the_hub_brings_what_says_how_its_tokenizer_is_used(
 
     def downloaded(name: str, file: str) -> str:
         if file not in there:
-            raise hub.errors.EntryNotFoundError(file)
+            raise import_module("huggingface_hub.errors").EntryNotFoundError(file)
         (tmp_path / file).write_text(there[file])
         return str(tmp_path / file)
 

@@ -50,7 +50,7 @@ def _from_hub(name: str) -> Path:
         hub.get_hf_file_metadata(hub.hf_hub_url(name, TOKENIZER_FILE), timeout=_HUB_TIMEOUT_S)
         file = Path(hub.hf_hub_download(name, TOKENIZER_FILE))
         for companion in _COMPANIONS:
-            with suppress(hub.errors.EntryNotFoundError):
+            with suppress(import_module("huggingface_hub.errors").EntryNotFoundError):
                 hub.hf_hub_download(name, companion)
         return file
     except Exception as error:  # of the hub's own classes, the HTTP library's, ValueError for what can be no name
