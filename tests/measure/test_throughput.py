@@ -8,6 +8,7 @@ import pytest
 from headrace.errors import ConfigError
 from headrace.measure.throughput import StepWork, samples_per_second, throughput
 
+EMPTY = "no step that counts has a time above 0"
 VECTORS = json.loads((Path(__file__).parent.parent / "vectors" / "flops.json").read_text())
 
 
@@ -27,13 +28,21 @@ def test_golden_rates(case):
         ("padding_ratio", got.padding_ratio),
     ]:
         assert mine == (None if case[name] is None else pytest.approx(case[name], rel=1e-12)), name
-    assert (got.reason is None) == (case["tokens_per_second"] is not None)
+    assert got.reason == ("not counted on every step: samples" if got.tokens_per_s is not None else EMPTY)
 
 
 def test_25_samples_of_1024_tokens_are_25600_tokens_per_second():
     assert samples_per_second(25, 1, 1.0) * 1024 == 25_600
     got = throughput([StepWork(seconds=1.0, samples=25, tokens=25 * 1024)])
     assert (got.samples_per_s, got.tokens_per_s, got.tokens_per_day) == (25, 25_600, 25_600 * 86_400)
+
+
+def test_what_was_not_counted_is_named():
+    counted = {"samples": 8, "tokens": 8}
+    for missing in ("samples", "tokens"):
+        got = throughput([StepWork(seconds=1.0, **counted), StepWork(seconds=1.0, **counted | {missing: None})])
+        assert got.reason == f"not counted on every step: {missing}"
+    assert throughput([StepWork(seconds=1.0, **counted)]).reason is None
 
 
 def test_padding_that_was_not_counted_is_unknown_not_zero():

@@ -250,6 +250,15 @@ def test_without_a_model_the_spans_are_the_users():
         ({"device": "npu"}, "needs torch_npu"),
         ({"device": "abacus"}, "no device called 'abacus'"),
         ({"parallel": measure.Parallel(tensor_parallel_size=2)}, "make 2 devices, the job has 1"),
+        ({"peak_flops": math.nan}, "peak_flops are operations per second"),
+        ({"peak_flops": math.inf}, "peak_flops are operations per second"),
+        ({"peak_flops": -1e12}, "peak_flops are operations per second"),
+        ({"warmup_steps": -1}, "warmup_steps must be at least 0"),
+        ({"sequence_length": 0}, "sequence_length must be at least 1"),
+        ({"recompute": "some"}, "recompute is"),
+        ({"attention": "half"}, "attention is"),
+        ({"log_every": 0}, "log_every must be at least 1"),
+        ({"log_every": 2.5}, "log_every must be a whole number"),
     ],
 )
 def test_what_is_impossible_is_said_at_the_start(options, words):
@@ -257,6 +266,12 @@ def test_what_is_impossible_is_said_at_the_start(options, words):
         pytest.skip("this machine has a CUDA device")
     with pytest.raises(ConfigError, match=words):
         measure.start(print_line=None, **options)
+
+
+@pytest.mark.parametrize("size", [0, -2, 1.5, math.nan])
+def test_a_parallel_size_that_cannot_be_is_refused(size):
+    with pytest.raises(ConfigError, match="tensor_parallel_size"):
+        measure.Parallel(tensor_parallel_size=size)
 
 
 def test_a_data_rank_outside_of_its_size_is_refused():

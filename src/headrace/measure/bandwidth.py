@@ -9,13 +9,13 @@ its wait for the others: use the shortest duration over the ranks, or the transf
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from headrace.errors import ConfigError
 from headrace.measure.phases import COMPUTING
+from headrace.measure.sense import above_zero, zero_or_more
 
 OWN_DEFINITION = "our definition: the guide names it without a formula"
 
@@ -69,10 +69,10 @@ def bus_bandwidth(collective: Collective, nbytes: float, num_ranks: int, seconds
     """Bytes/s per link that a collective of `nbytes` over `num_ranks` reached: comparable with a link's nominal figure.
 
     `nbytes` is the whole buffer: for all_gather what a rank receives, for reduce_scatter what a rank gives, for
-    all_to_all one rank's buffer. Factors of nccl-tests, doc/PERFORMANCE.md. None for a time not above zero, and for
-    one rank, which moves nothing. Raises ConfigError for a collective without a factor.
+    all_to_all one rank's buffer. Factors of nccl-tests, doc/PERFORMANCE.md. None for a time not above zero, a size that
+    cannot be, and for one rank, which moves nothing. Raises ConfigError for a collective without a factor.
     """
-    if num_ranks < 2 or not seconds > 0.0 or not math.isfinite(seconds):
+    if num_ranks < 2 or not above_zero(seconds) or not zero_or_more(nbytes):
         return None
     share = (num_ranks - 1) / num_ranks
     factors = {
@@ -101,11 +101,11 @@ def bandwidth_ratios(transfers: Iterable[Transfer], nominal_gb_per_s: Mapping[st
 
 def ratio_of(transport: str, nbytes: float, seconds: float, nominal: float | None) -> BandwidthRatio:
     """The ratio of one transport, or why there is none."""
-    achieved = nbytes / seconds / 1e9 if seconds > 0.0 else None
+    achieved = nbytes / seconds / 1e9 if above_zero(seconds) and zero_or_more(nbytes) else None
     reason = None
     if achieved is None:
-        reason = f"{seconds} s of transfer is not a measurement"
-    elif nominal is None or not nominal > 0.0:
+        reason = f"{nbytes} bytes in {seconds} s is not a measurement"
+    elif nominal is None or not above_zero(nominal):
         reason = f"the nominal bandwidth of {transport} is not known: pass it"
     return BandwidthRatio(
         transport=transport,
@@ -135,6 +135,6 @@ def training_efficiency(
 
 def training_efficiency_of_trace(computing: float, end_to_end: float) -> TrainingEfficiency:
     """The same from a trace's columns Computing and E2E = Computing + Communication(Not Overlapped) + Free."""
-    if not end_to_end > 0.0 or computing < 0.0:
+    if not above_zero(end_to_end) or not zero_or_more(computing):
         return TrainingEfficiency(value=None, reason=f"{computing} of {end_to_end} is not a measurement")
     return TrainingEfficiency(value=computing / end_to_end)

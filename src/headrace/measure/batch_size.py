@@ -17,6 +17,7 @@ from typing import Literal, Protocol, TypeAlias
 
 from headrace.errors import ConfigError, HeadraceError
 from headrace.measure.clock import Clock
+from headrace.measure.sense import whole_at_least
 
 Search: TypeAlias = Literal["binary", "sequential"]
 BELOW_MULTIPLE = (8, 4, 2, 1)
@@ -133,8 +134,9 @@ def find_batch_size(
     run. Raises BatchSizeError when nothing fits, ProbeFailed when a probe fails otherwise on any rank, ConfigError for
     limits that leave nothing to try.
     """
-    if multiple < 1 or upper < 1:
-        raise ConfigError(f"multiple and upper must be at least 1, got {multiple} and {upper}")
+    whole_at_least(1, multiple=multiple, upper=upper)
+    if not 0.0 <= tolerance < 1.0:
+        raise ConfigError(f"tolerance is a share of the best throughput, 0 to below 1, got {tolerance}")
     if search not in ("binary", "sequential"):
         raise ConfigError(f"search is 'binary' or 'sequential', got {search!r}")
     hunt = Hunt(probe, agree=agree, clock=clock)

@@ -17,10 +17,12 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from headrace.errors import ConfigError
 from headrace.measure.job import Job, scaling_point
 from headrace.measure.linearity import Linearity, StrongScaling, compare_scaling, strong_scaling
 from headrace.measure.phases import PHASES
 from headrace.measure.record import RunFacts, StepRecord
+from headrace.measure.sense import zero_or_more
 from headrace.measure.statistics import (
     MIN_BLOCKS,
     RatioInterval,
@@ -88,7 +90,12 @@ class RunComparison:
 
 
 def compare_runs(a: Job, b: Job, *, smallest_effect: float = 0.01) -> RunComparison:
-    """Compare run B with run A. Differences below `smallest_effect` (a fraction) are not called better or worse."""
+    """Compare run B with run A. Differences below `smallest_effect` (a fraction) are not called better or worse.
+
+    Raises ConfigError for an effect that is no number of 0 or more.
+    """
+    if not zero_or_more(smallest_effect):
+        raise ConfigError(f"smallest_effect is a fraction of 0 or more, such as 0.01, got {smallest_effect}")
     work = (*differing_model(a.recorded_facts, b.recorded_facts), *differing_work(a, b))
     metrics = [
         compare_metric("tokens/s", "1/s", "higher", a, b, tokens_per_s, smallest_effect),

@@ -88,6 +88,8 @@ def plain_counts(given: MicroBatch) -> Row:
     )
     if min(plain.samples, plain.tokens or 0, plain.padded_tokens or 0, *(lengths or ())) < 0:
         raise ConfigError(f"a micro batch holds 0 or more of everything, got {plain}")
+    if plain.padded_tokens is not None and plain.tokens is not None and plain.tokens > plain.padded_tokens:
+        raise ConfigError(f"padded_tokens are real ones and padding together, got {plain}")
     return plain
 
 

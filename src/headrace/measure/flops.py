@@ -15,7 +15,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from headrace.arguments import whole_number
 from headrace.errors import ConfigError
+from headrace.measure.sense import above_zero, whole_at_least, zero_or_more
 
 Attention: TypeAlias = Literal["causal", "full"]
 Recompute: TypeAlias = Literal["none", "selective", "full"]
@@ -65,9 +67,10 @@ class ModelShape:
     mtp_moe: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("layers", "hidden", "heads", "kv_heads", "head_dim", "vocab"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        sizes = ("layers", "hidden", "heads", "kv_heads", "head_dim", "vocab")
+        whole_at_least(1, **{name: getattr(self, name) for name in sizes})
+        parts = ("ffn", "moe_layers", "experts", "topk", "moe_ffn", "shared_ffn", "window_layers", "mtp_depths")
+        whole_at_least(0, **{name: getattr(self, name) for name in parts})
         if not 0 <= self.moe_layers <= self.layers or not 0 <= self.window_layers <= self.layers:
             raise ConfigError(
                 f"moe_layers and window_layers lie in 0..layers, got {self.moe_layers} and {self.window_layers} "
@@ -119,16 +122,19 @@ def work_of(
     """The work of documents with these lengths (tokens): one per row, or packed into rows; each `copies` times.
 
     Causal counts half of each square (the diagonal is not counted whole, as in Megatron-LM); a window of w then allows
-    w s - w^2 / 2 pairs in a document longer than w. Raises ConfigError for a negative length, an unknown kind of
-    attention, or a window that is not causal.
+    w s - w^2 / 2 pairs in a document longer than w. Raises ConfigError for a length that is no whole number of 0 or
+    more, an unknown kind of attention, a window below 1 or one that is not causal.
     """
-    if attention not in ("causal", "full"):
-        raise ConfigError(f"attention is 'causal' or 'full', got {attention!r}")
+    check_attention(attention)
     if window is not None and attention != "causal":
         raise ConfigError("a sliding window looks backwards only: use attention='causal'")
+    whole_at_least(0, copies=copies)
+    if window is not None:
+        whole_at_least(1, window=window)
     halves = 1 if attention == "causal" else 2
     tokens = whole = windowed = 0
-    for length in document_lengths:
+    for given in document_lengths:
+        length = given if type(given) is int else whole_number("the length of a document", given)
         if length < 0:
             raise ConfigError(f"a document has 0 tokens or more, got {length}")
         tokens += length
@@ -140,8 +146,7 @@ def work_of(
 
 def step_flops(shape: ModelShape, work: Work, recompute: Recompute = "none") -> StepFlops:
     """Operations of `work`, all ranks' or one rank's. Raises ConfigError for an unknown kind of recompute."""
-    if recompute not in ("none", "selective", "full"):
-        raise ConfigError(f"recompute is 'none', 'selective' or 'full', got {recompute!r}")
+    check_recompute(recompute)
     layers = shape.layers + shape.mtp_depths
     logits = 2 * work.tokens * shape.hidden * shape.vocab * (1 + shape.mtp_depths)
     linear = 2 * work.tokens * (weights_per_token(shape) + shape.mtp_depths * 2 * shape.hidden**2)
@@ -152,6 +157,18 @@ def step_flops(shape: ModelShape, work: Work, recompute: Recompute = "none") -> 
     return StepFlops(
         forward_linear=linear, forward_core=core, forward_logits=logits, model=model, hardware=model + again
     )
+
+
+def check_attention(attention: str) -> None:
+    """ConfigError for an unknown kind of attention."""
+    if attention not in ("causal", "full"):
+        raise ConfigError(f"attention is 'causal' or 'full', got {attention!r}")
+
+
+def check_recompute(recompute: str) -> None:
+    """ConfigError for an unknown kind of recompute."""
+    if recompute not in ("none", "selective", "full"):
+        raise ConfigError(f"recompute is 'none', 'selective' or 'full', got {recompute!r}")
 
 
 def flops_per_half_pair(shape: ModelShape) -> int:
@@ -215,13 +232,14 @@ def utilisation(
 ) -> Utilisation:
     """flops / (peak x devices x time): MFU from `StepFlops.model`, HFU from `StepFlops.hardware`.
 
-    `num_devices` counts all devices, not the data-parallel size. An unknown peak gives None, never a guess.
+    `num_devices` counts all devices, not the data-parallel size. An unknown peak gives None, never a guess, and so do a
+    time, a count or a peak that cannot be.
     """
-    if not step_seconds > 0.0 or num_devices < 1:
-        nonsense = f"{step_seconds} s on {num_devices} devices is not a measurement"
+    if not above_zero(step_seconds) or not zero_or_more(flops) or num_devices < 1:
+        nonsense = f"{flops} operations in {step_seconds} s on {num_devices} devices is not a measurement"
         return Utilisation(value=None, impossible=None, flops_per_s_per_device=None, reason=nonsense)
     rate = flops / step_seconds / num_devices
-    if peak_flops_per_device is None or not peak_flops_per_device > 0.0:
+    if peak_flops_per_device is None or not above_zero(peak_flops_per_device):
         unknown = "the device's peak for this dtype is unknown: pass peak_flops"
         return Utilisation(value=None, impossible=None, flops_per_s_per_device=rate, reason=unknown)
     value = flops / (peak_flops_per_device * num_devices * step_seconds)

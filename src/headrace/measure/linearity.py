@@ -9,11 +9,11 @@ Below 0.8 communication is suspected, but only after data loading and the host h
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from headrace.errors import ConfigError
+from headrace.measure.sense import above_zero
 
 SUSPICIOUS_BELOW = 0.8
 HOST_SHARE_LIMIT = 0.05
@@ -79,7 +79,7 @@ class StrongScaling:
 
 def linearity(baseline: float, scaled: float, units: float) -> float | None:
     """scaled / (baseline x units); None where a throughput is not above zero or units is not."""
-    if not (baseline > 0.0 and scaled > 0.0 and units > 0.0 and math.isfinite(baseline + scaled + units)):
+    if not (above_zero(baseline) and above_zero(scaled) and above_zero(units)):
         return None
     return scaled / (baseline * units)
 
@@ -92,7 +92,7 @@ def weak_scaling(baseline_step_seconds: float, scaled_step_seconds: float) -> fl
 def strong_scaling(baseline_step_seconds: float, scaled_step_seconds: float, units: float) -> StrongScaling:
     """speedup = t_1 / t_n and efficiency = speedup / n for one global batch on n times as many devices."""
     speedup = weak_scaling(baseline_step_seconds, scaled_step_seconds)
-    if speedup is None or not units > 0.0:
+    if speedup is None or not above_zero(units):
         return StrongScaling(speedup=None, efficiency=None, reason="step times and the number of units must be above 0")
     return StrongScaling(speedup=speedup, efficiency=speedup / units)
 

@@ -130,7 +130,8 @@ def summary_text(summary: Summary, peaks: Peaks, estimate: MemoryEstimate | None
         f"  throughput    {shown(rate.samples_per_s, 1.0, ',.1f')} samples/s, "
         f"{shown(rate.tokens_per_s, 1.0, ',.0f')} tokens/s, "
         f"{shown(rate.tokens_per_s_per_device, 1.0, ',.0f')} per device, "
-        + ("padding not given" if rate.padding_ratio is None else f"padding {rate.padding_ratio:.1%}"),
+        + ("padding not given" if rate.padding_ratio is None else f"padding {rate.padding_ratio:.1%}")
+        + (f" ({rate.reason})" if rate.reason else ""),
         *phase_lines(summary),
     ]
     for name, used in (("MFU", summary.mfu), ("HFU", summary.hfu)):

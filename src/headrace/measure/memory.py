@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 from headrace.errors import ConfigError
-from headrace.measure.flops import ModelShape, Recompute, attention_weights
+from headrace.measure.flops import ModelShape, Recompute, attention_weights, check_recompute
+from headrace.measure.sense import whole_at_least
 
 GIB = 2**30
 PROC_FILE_BYTES = 16_384
@@ -169,9 +170,15 @@ def estimate_memory(
     not, so "none" is estimated like "selective". Raises ConfigError for sizes below one, and for layers with experts
     when the shape does not say how many.
     """
-    sizes = (sequence_length, micro_batch_size, tensor_parallel_size, pipeline_parallel_size, data_parallel_size)
-    if min(sizes) < 1:
-        raise ConfigError(f"lengths, batch and parallel sizes are at least 1, got {sizes}")
+    whole_at_least(
+        1,
+        sequence_length=sequence_length,
+        micro_batch_size=micro_batch_size,
+        tensor_parallel_size=tensor_parallel_size,
+        pipeline_parallel_size=pipeline_parallel_size,
+        data_parallel_size=data_parallel_size,
+    )
+    check_recompute(recompute)
     if shape.moe_layers and not shape.experts:
         raise ConfigError("the memory of layers with experts needs their number: ModelShape(experts=...)")
     matrices = 3 if shape.gated else 2

@@ -30,7 +30,18 @@ PHASE_SLOTS = (
 )
 """The phases that spans are booked on, and where."""
 
-NO_SPAN = "no span of this phase in this step"
+NO_SPAN = {
+    name: f"no span of this phase in this step: {how}"
+    for name, how in {
+        "data": "iterate over run.batches(loader)",
+        "forward": "give start() the model, or use run.step.forward",
+        "backward": "give start() the model, or use run.step.backward",
+        "optimizer": "give start() the optimizer, or use run.step.optimizer",
+        "post": "bracket what follows the update with run.step.post",
+        "communication": "start(communication=True) wraps the collectives",
+    }.items()
+}
+"""Why a phase of which nothing is known is None, and what would make it known."""
 NO_QUEUE = "the host computes itself: there is no device queue that could run dry"
 
 Timeline: TypeAlias = Literal["host", "device"]
@@ -105,7 +116,7 @@ def divide(
             spans += counts[slot]
         reason = sight.spoiled.get(name) or sight.unseen.get(name)
         if reason is None and not spans and name not in sight.observed:
-            reason = NO_SPAN
+            reason = NO_SPAN[name]
         if reason is None:
             phases[name] = booked
             left -= booked

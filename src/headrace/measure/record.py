@@ -134,7 +134,7 @@ def step_record(
         data_parts_ns=times.data_parts_ns,
         host_ns=times.host_ns,
         excluded_ns=times.excluded_ns,
-        reasons={name: reason for name, reason in times.reasons.items() if reason not in (NO_SPAN, NO_QUEUE)},
+        reasons={name: reason for name, reason in times.reasons.items() if reason not in (NO_SPAN.get(name), NO_QUEUE)},
         notes=times.notes,
         samples=samples,
         tokens=tokens,

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
-from headrace.errors import ConfigError
 from headrace.measure.counts import MicroBatch, StepCounts, add_up, kept_lengths
 from headrace.measure.logline import Peaks, Window, metrics, summary_text, terminal_line
 from headrace.measure.memory import (
@@ -31,6 +30,7 @@ from headrace.measure.memory import (
 )
 from headrace.measure.phases import StepTimes
 from headrace.measure.record import RecordWriter, RunFacts, StepRecord, WindowRecord, step_record
+from headrace.measure.sense import whole_at_least
 from headrace.measure.slow_rank import Gather, RankWindow, SlowRank, SlowRankWatch, computing_s
 from headrace.measure.step import Step
 from headrace.measure.summary import Summary, Totals, summarise
@@ -64,8 +64,7 @@ class Run:
         groups: Sequence[Sequence[int]] | None = None,
         at_close: Sequence[Callable[[], None]] = (),
     ) -> None:
-        if log_every < 1:
-            raise ConfigError(f"log_every counts steps and must be at least 1, got {log_every}")
+        whole_at_least(1, log_every=log_every)
         self.facts, self.step, self.log_every = facts, step, log_every
         self.log_metrics, self.print_line = log_metrics, print_line
         self.read_device_memory, self.gather = read_device_memory, gather

@@ -90,8 +90,7 @@ class Totals:
         for name in PHASES:
             phase_ns = step.phases_ns.get(name)
             if phase_ns is None:
-                standing = NO_QUEUE if name == "scheduling" and step.timeline == "host" else NO_SPAN
-                self.phase_reasons.setdefault(name, step.reasons.get(name, standing))
+                self.phase_reasons.setdefault(name, step.reasons.get(name) or NO_SPAN.get(name, NO_QUEUE))
             else:
                 self.phases_ns[name] += phase_ns
         for name, value in step.data_parts_ns.items():

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from headrace.errors import ConfigError
+from headrace.measure.sense import above_zero, whole_at_least
 
 SECONDS_PER_DAY = 86_400
 
@@ -22,13 +22,18 @@ class StepWork:
     """What one optimizer step held on one rank: all its micro batches together (gradient accumulation included).
 
     `tokens` are real ones, `padded_tokens` those the model computed on. None: not counted. `seconds` is the step's
-    time without evaluation and checkpoints, None when it could not be measured.
+    time without evaluation and checkpoints, None when it could not be measured. Raises ConfigError for a count that is
+    not a whole number of 0 or more.
     """
 
     seconds: float | None
     samples: int | None = None
     tokens: int | None = None
     padded_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        counts = {name: getattr(self, name) for name in ("samples", "tokens", "padded_tokens")}
+        whole_at_least(0, **{name: count for name, count in counts.items() if count is not None})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,13 +50,19 @@ class Throughput:
     tokens_per_s_per_device: float | None
     tokens_per_day: float | None
     padding_ratio: float | None
-    """Share of the computed tokens that were padding, 0..1. None where `padded_tokens` was not given."""
+    """Share of the computed tokens that were padding, 0..1. None where `padded_tokens` was not given, or is less than
+    the real tokens."""
     reason: str | None = None
 
 
 def samples_per_second(batch_size: int, data_parallel_size: int, step_seconds: float) -> float | None:
-    """BS x N / step time; BS counts one optimizer step (micro batch x accumulation). None for a time not above zero."""
-    if not step_seconds > 0.0 or not math.isfinite(step_seconds):
+    """BS x N / step time; BS counts one optimizer step (micro batch x accumulation). None for a time not above zero.
+
+    Raises ConfigError for sizes that are not whole numbers of at least 0 and 1.
+    """
+    whole_at_least(0, batch_size=batch_size)
+    whole_at_least(1, data_parallel_size=data_parallel_size)
+    if not above_zero(step_seconds):
         return None
     return batch_size * data_parallel_size / step_seconds
 
@@ -65,13 +76,10 @@ def throughput(
     when all of them have worked on it. Steps without a time or with a time of zero or less are left out.
     Raises ConfigError for sizes below one.
     """
-    if data_parallel_size < 1 or num_devices < 1 or warmup_steps < 0:
-        raise ConfigError(
-            f"data_parallel_size and num_devices are at least 1 and warmup_steps at least 0, "
-            f"got {data_parallel_size}, {num_devices} and {warmup_steps}"
-        )
+    whole_at_least(1, data_parallel_size=data_parallel_size, num_devices=num_devices)
+    whole_at_least(0, warmup_steps=warmup_steps)
     window = list(steps)[warmup_steps:]
-    timed = [step for step in window if step.seconds is not None and step.seconds > 0.0]
+    timed = [step for step in window if step.seconds is not None and above_zero(step.seconds)]
     result = rates(
         num_steps=len(timed),
         seconds=math.fsum(step.seconds for step in timed if step.seconds is not None),
@@ -97,7 +105,9 @@ def rates(
     num_devices: int,
 ) -> Throughput:
     """Rates of the job from one rank's sums over `num_steps` timed steps, which took `seconds` together."""
-    scale = data_parallel_size / seconds if seconds > 0.0 else None
+    scale = data_parallel_size / seconds if above_zero(seconds) else None
+    uncounted = [name for name, count in (("samples", samples), ("tokens", tokens)) if count is None]
+    reason = f"not counted on every step: {', '.join(uncounted)}" if uncounted else None
     samples_per_s, tokens_per_s = times(samples, scale), times(tokens, scale)
     return Throughput(
         num_steps=num_steps,
@@ -109,13 +119,15 @@ def rates(
         tokens_per_s_per_device=times(tokens_per_s, 1 / num_devices),
         tokens_per_day=times(tokens_per_s, SECONDS_PER_DAY),
         padding_ratio=padding_ratio(tokens, padded_tokens),
-        reason=None if scale is not None else "no step that counts has a time above 0",
+        reason=reason if scale is not None else "no step that counts has a time above 0",
     )
 
 
 def padding_ratio(tokens: int | None, padded_tokens: int | None) -> float | None:
-    """1 - real / computed tokens. None where either was not counted or nothing was computed."""
-    return None if tokens is None or not padded_tokens else 1.0 - tokens / padded_tokens
+    """1 - real / computed tokens. None where either was not counted, or fewer were computed than were real."""
+    if tokens is None or not padded_tokens or tokens > padded_tokens:
+        return None
+    return 1.0 - tokens / padded_tokens
 
 
 def total(counts: list[int | None]) -> int | None:

@@ -15,11 +15,12 @@ import torch.distributed as dist
 
 from headrace.errors import ConfigError
 from headrace.measure.environment import capture_environment
-from headrace.measure.flops import Attention, ModelShape, Recompute
+from headrace.measure.flops import Attention, ModelShape, Recompute, check_attention, check_recompute
 from headrace.measure.model_config import shape_from_transformers
 from headrace.measure.peaks import peak_flops as listed_peak
 from headrace.measure.record import RunFacts, new_run_id
 from headrace.measure.run import LogMetrics, Run
+from headrace.measure.sense import above_zero, whole_at_least
 from headrace.measure.step import Step
 from headrace.torch.measure.collectives import communication_unseen, wrap_collectives
 from headrace.torch.measure.devices import DeviceBackend, backend_of
@@ -38,6 +39,9 @@ class Parallel:
     context_parallel_size: int = 1
 
     def __post_init__(self) -> None:
+        sizes = {name: getattr(self, name) for name in self.__slots__ if name != "data_rank"}
+        whole_at_least(1, **sizes)
+        whole_at_least(0, data_rank=self.data_rank)
         if not 0 <= self.data_rank < self.data_parallel_size:
             raise ConfigError(
                 f"data_rank lies below data_parallel_size, got {self.data_rank} of {self.data_parallel_size}"
@@ -135,6 +139,7 @@ def describe(model: torch.nn.Module | None = None, **description: Unpack[Descrip
         raise ConfigError(
             f"the parallel sizes make {parallel.num_devices} devices, the job has {world_size}: {parallel}"
         )
+    check_description(**description)
     dtype = description.get("dtype") or dtype_of(model)
     name = backend.name()
     return RunFacts(
@@ -162,6 +167,18 @@ def describe(model: torch.nn.Module | None = None, **description: Unpack[Descrip
         started_unix_s=time.time(),
         environment=capture_environment(),
     )
+
+
+def check_description(**description: Unpack[Description]) -> None:
+    """ConfigError for a value that cannot be: said at the start, since nothing is raised later."""
+    check_attention(description.get("attention", "causal"))
+    check_recompute(description.get("recompute", "none"))
+    whole_at_least(0, warmup_steps=description.get("warmup_steps", 0))
+    if (length := description.get("sequence_length")) is not None:
+        whole_at_least(1, sequence_length=length)
+    peak = description.get("peak_flops")
+    if peak is not None and not above_zero(peak):
+        raise ConfigError(f"peak_flops are operations per second of one device, above 0, got {peak}")
 
 
 def num_parameters(model: torch.nn.Module | None) -> int | None:
