@@ -27,6 +27,24 @@ def test_nothing_of_the_feed_is_imported(path):
     assert not [name for name in names if name.startswith(tuple(f"headrace.{part}" for part in FEED))]
 
 
+def test_nobody_meets_a_barrier_and_only_closing_and_probing_wait_for_a_device():
+    found = set()
+    for path in OURS:
+        for function in ast.walk(ast.parse(path.read_text())):
+            if isinstance(function, ast.FunctionDef):
+                called = {
+                    node.func.attr
+                    for node in ast.walk(function)
+                    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+                }
+                found |= {(path.stem, function.name, name) for name in called & {"barrier", "synchronize"}}
+    assert found == {
+        ("device_timeline", "read", "synchronize"),  # of the last mark, when a measurement is closed
+        ("devices", "synchronize", "synchronize"),
+        ("probe", "train", "synchronize"),  # the batch size search
+    }  # fmt: skip
+
+
 def test_the_lines_of_the_document_run(tmp_path):
     pytest.importorskip("torch")
     blocks = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), flags=re.DOTALL)

@@ -353,6 +353,11 @@ def write(path, *lines):
         ([FACTS, {"kind": "step", "run": "a", "rank": 1, "step": 0}], "another run or rank"),
         ([FACTS, FACTS], "another run or rank"),
         ([FACTS, {"kind": "step", "run": "a", "rank": 0, "step": "zero"}], "not a record"),
+        ([FACTS, {"kind": "step", "run": "a", "rank": 0, "step": 0, "step_ns": 0}], r":2 is not a record.*step_ns"),
+        ([FACTS, {"kind": "step", "run": "a", "rank": 0, "step": 0, "step_ns": -5}], r":2 is not a record.*step_ns"),
+        ([FACTS, {"kind": "step", "run": "a", "rank": 0, "step": 0, "tokens": -1}], r":2 is not a record.*tokens"),
+        ([b'{"kind": "run", "version": 1, "run": "a", "rank": 0, "world_size": 0}\n'], r":1 is not .*world_size"),
+        ([b'{"kind": "run", "version": 1, "run": "a", "rank": 0, "world_size": 1, "peak_flops": NaN}\n'], ":1 is not"),
     ],
 )
 def test_files_that_are_not_records_are_refused_with_file_and_line(tmp_path, lines, words):

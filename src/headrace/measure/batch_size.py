@@ -165,6 +165,7 @@ def batch_size_table(
     upper: int,
     search: Search = "binary",
     agree: AgreeOnMinimum = lambda outcome: outcome,
+    tolerance: float = 0.02,
     clock: Clock = perf_counter_ns,
 ) -> dict[str, BatchSizeResult | BatchSizeError]:
     """The search repeated per recompute setting: recompute costs time per sample and buys room for more of them.
@@ -176,7 +177,7 @@ def batch_size_table(
         probe = make_probe(recompute)
         try:
             table[recompute] = find_batch_size(
-                probe, multiple=multiple, upper=upper, search=search, agree=agree, clock=clock
+                probe, multiple=multiple, upper=upper, search=search, agree=agree, tolerance=tolerance, clock=clock
             )
         except BatchSizeError as error:
             table[recompute] = error

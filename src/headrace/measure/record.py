@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 import msgspec
 
@@ -23,6 +23,10 @@ from headrace.measure.memory import MemoryUse
 from headrace.measure.phases import NO_QUEUE, NO_SPAN, StepTimes, Timeline
 from headrace.measure.slow_rank import SlowRank
 
+Whole: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
+Positive: TypeAlias = Annotated[int, msgspec.Meta(gt=0)]
+"""What a file may hold: a figure outside is no record (FormatError), so that nobody computes with it."""
+
 VERSION = 1
 """Raise it when a field changes its meaning or goes; new fields with a default need no new version."""
 
@@ -32,29 +36,29 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True, tag="run", tag_field="
 
     run: str
     """The same on all ranks of a run and different for every start."""
-    rank: int
-    world_size: int
+    rank: Whole
+    world_size: Positive
     """All devices of the job."""
-    data_rank: int = 0
-    data_parallel_size: int = 1
-    tensor_parallel_size: int = 1
-    pipeline_parallel_size: int = 1
-    context_parallel_size: int = 1
-    num_nodes: int | None = None
+    data_rank: Whole = 0
+    data_parallel_size: Positive = 1
+    tensor_parallel_size: Positive = 1
+    pipeline_parallel_size: Positive = 1
+    context_parallel_size: Positive = 1
+    num_nodes: Positive | None = None
     device: str = "cpu"
     device_name: str | None = None
     dtype: str | None = None
-    peak_flops: float | None = None
+    peak_flops: Annotated[float, msgspec.Meta(gt=0)] | None = None
     """Dense operations per second of one device for `dtype`."""
-    sequence_length: int | None = None
+    sequence_length: Positive | None = None
     attention: Attention = "causal"
     recompute: Recompute = "none"
     model: str | None = None
     """Class of the model that was given."""
-    num_parameters: int | None = None
+    num_parameters: Whole | None = None
     """Of the model on this rank: a shard counts its own."""
     shape: ModelShape | None = None
-    warmup_steps: int = 0
+    warmup_steps: Whole = 0
     label: str | None = None
     """Whatever a person wants to tell runs apart by."""
     started_unix_s: float = 0.0
@@ -69,11 +73,11 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step", tag_fiel
     """
 
     run: str
-    rank: int
-    step: int
+    rank: Whole
+    step: Whole
     warmup: bool = False
     timeline: Timeline = "host"
-    step_ns: int | None = None
+    step_ns: Positive | None = None
     phases_ns: dict[str, int | None] = {}
     data_parts_ns: dict[str, int] = {}
     host_ns: dict[str, int] = {}
@@ -81,22 +85,22 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step", tag_fiel
     excluded_ns: dict[str, int] = {}
     reasons: dict[str, str] = {}
     notes: tuple[str, ...] = ()
-    samples: int | None = None
-    tokens: int | None = None
-    padded_tokens: int | None = None
-    squared_lengths: int | None = None
+    samples: Whole | None = None
+    tokens: Whole | None = None
+    padded_tokens: Whole | None = None
+    squared_lengths: Whole | None = None
     """Sum over documents of length^2."""
-    model_flops: int | None = None
+    model_flops: Whole | None = None
     """Of this rank's samples, forward and backward, without recompute; all of the model, not one rank's part of it."""
-    hardware_flops: int | None = None
+    hardware_flops: Whole | None = None
 
 
 class WindowRecord(msgspec.Struct, frozen=True, kw_only=True, tag="window", tag_field="kind", omit_defaults=True):
     """What is looked at once per window, which ends with `step`."""
 
     run: str
-    rank: int
-    step: int
+    rank: Whole
+    step: Whole
     memory: MemoryUse | None = None
     slow_rank: SlowRank | None = None
 
