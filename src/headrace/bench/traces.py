@@ -89,12 +89,12 @@ def run(
     if num_rounds < 1 or large_bytes < 0:
         raise ConfigError(f"num_rounds must be at least 1 and large_bytes not negative: {num_rounds}, {large_bytes}")
     shape = shape or TraceShape()
+    interpreter = _interpreter_with_hta(hta_python)
     with tempfile.TemporaryDirectory(prefix="headrace-bench-traces-", dir=folder) as name:
         place = Path(name)
         path = place / "rank0.json"
         num_events = write_gpu_trace(path, rank=0, world_size=EIGHT, shape=shape)
         file_bytes = path.stat().st_size
-        interpreter = _interpreter_with_hta(hta_python)
         runs = _take_turns(path, interpreter, num_rounds)
         eight = _eight_ranks(place / "eight", shape, path, num_rounds)
         large = _large(place, shape, file_bytes, large_bytes) if large_bytes else None
@@ -117,7 +117,10 @@ def run(
 def _interpreter_with_hta(given: Path | None) -> Path | None:
     if given is None:
         return Path(sys.executable) if importlib.util.find_spec("hta") is not None else None
-    probe = subprocess.run([given, "-c", "import hta"], capture_output=True, text=True)
+    try:
+        probe = subprocess.run([given, "-c", "import hta"], capture_output=True, text=True)
+    except OSError as error:
+        raise ConfigError(f"--hta-python {given} cannot be run: {error.strerror}") from error
     if probe.returncode:
         raise ConfigError(f"--hta-python {given} has no HolisticTraceAnalysis: {probe.stderr.strip()[-200:]}")
     return given

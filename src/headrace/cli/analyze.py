@@ -11,14 +11,18 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from headrace.cli.document import check_writable, write_document
+from headrace.cli.document import check_folder, check_writable, write_document
+from headrace.cli.values import positive, whole
 from headrace.errors import ConfigError
 from headrace.report import print_report, write_csv
 from headrace.traces import analyze as analyze_traces
 from headrace.traces import parse_groups, to_document
-from headrace.traces.discover import Input
+from headrace.traces.discover import Input, discover
 from headrace.traces.perfetto import write_perfetto
 from headrace.traces.reading import Progress as Report
+
+MOST_TOKENS = 10**15
+"""A step of all devices together, with a wide margin."""
 
 
 def analyze(
@@ -46,8 +50,19 @@ def analyze(
     """Where does the step's time go, and is a rank or a link slow? Reads PyTorch and Ascend profiles, and logs."""
     for file in (json, html, perfetto):
         check_writable(file)
+    check_folder(csv)
     if workers is not None and workers < 1:
         raise ConfigError(f"--workers must be at least 1, got {workers}")
+    if tokens_per_step is not None:
+        whole(tokens_per_step, "--tokens-per-step", most=MOST_TOKENS)
+    if flops_per_step is not None:
+        positive(flops_per_step, "--flops-per-step")
+    if tokens_per_step is not None or flops_per_step is not None:
+        require_training_log(paths)
+    if html is not None:
+        from headrace.report.html import require_packages, write_html
+
+        require_packages()
     named = parse_groups(groups) if groups is not None else ()
     with _progress() as report:
         analysis = analyze_traces(
@@ -56,18 +71,20 @@ def analyze(
     document = to_document(analysis)
     if analysis.log is not None:
         document["training_log"] |= _rates(analysis.log, tokens_per_step, flops_per_step)
-    elif tokens_per_step is not None or flops_per_step is not None:
-        raise ConfigError("--tokens-per-step and --flops-per-step go with a training log, and there is none")
     print_report(Console(), document)
     write_document(json, document)
     if html is not None:
-        from headrace.report.html import write_html
-
         write_html(html, document)
     if csv is not None:
         write_csv(csv, document)
     if perfetto is not None:
         write_perfetto(perfetto, analysis)
+
+
+def require_training_log(paths: list[Path]) -> None:
+    """ConfigError unless there is one: told by the heads of the files, before gigabytes of traces are read."""
+    if discover(paths).inputs[0].kind != "training_log":
+        raise ConfigError("--tokens-per-step and --flops-per-step go with a training log, and there is none")
 
 
 def _rates(log: Any, tokens_per_step: int | None, flops_per_step: float | None) -> dict[str, float | None]:

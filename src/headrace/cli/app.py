@@ -6,10 +6,11 @@ import errno
 import os
 import sys
 from importlib.metadata import version
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
+from typer.core import TyperGroup
 
 from headrace.cli import bench
 from headrace.cli.analyze import analyze
@@ -19,12 +20,16 @@ from headrace.cli.doctor import doctor
 from headrace.cli.inspect import inspect
 from headrace.cli.prepare import prepare
 from headrace.cli.tune import tune
+from headrace.cli.values import refuse_arguments
 from headrace.errors import ConfigError, FormatError, HeadraceError
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 """128 and the number of SIGINT, as shells have it."""
+
+USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
+"""UsageError, wherever typer keeps it: newer ones bring a click of their own."""
 
 REMEDIES = {
     errno.ENOSPC: "free some space there",
@@ -36,8 +41,17 @@ REMEDIES = {
     errno.EMFILE: "raise the limit with ulimit -n",
 }
 
+
+class Verbs(TyperGroup):
+    """Hands errors of the parser to `main`, which says them in a sentence, not in a frame of five lines."""
+
+    def main(self, *args: Any, **options: Any) -> Any:
+        return super().main(*args, **options | {"prog_name": "headrace", "standalone_mode": False})
+
+
 app = typer.Typer(
     name="headrace",
+    cls=Verbs,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -73,7 +87,12 @@ def main() -> None:
     What the user asked for or the machine lacks is one sentence on stderr. A defect of headrace keeps its traceback.
     """
     try:
-        app()
+        refuse_arguments(sys.argv[1:])
+        sys.exit(app())
+    except USAGE_ERROR as error:
+        leave_usage(error)
+    except typer.Abort:
+        sys.exit(EXIT_INTERRUPTED)
     except HeadraceError as error:
         leave(
             f"{type(error).__name__}: {error}",
@@ -83,6 +102,15 @@ def main() -> None:
         leave(sentence(error), EXIT_FAILED)
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
+
+
+def leave_usage(error: Any) -> NoReturn:
+    """What the parser refused: its sentence without the frame around it, and where the help is."""
+    if type(error).__name__ == "NoArgsIsHelpError":  # the help is what was asked for
+        error.show()
+        sys.exit(error.exit_code)
+    asked = "headrace" if error.ctx is None else error.ctx.command_path
+    leave(f"{error.format_message().rstrip('.')}; see {asked} --help", EXIT_USAGE)
 
 
 def sentence(error: OSError | MemoryError | UnicodeDecodeError) -> str:

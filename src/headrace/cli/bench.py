@@ -5,20 +5,21 @@ Each verb prints a table and its summary, and writes raw values, environment and
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from headrace.cli.document import check_writable, write_document
-from headrace.errors import ConfigError
+from headrace.cli.values import LONGEST_ROW, MOST, finite, numbers, whole
 
 app = typer.Typer(help="Measure headrace beside what it replaces.", no_args_is_help=True)
 
-Number = TypeVar("Number", int, float)
+LARGEST_TOKEN_ID = 2**31 - 1
+MAX_RANKS = 128
+"""As many readers as one ring has (headrace._native.MAX_READERS)."""
+LARGEST_BYTES = 10**12
 
 CONTENDERS = "broadcast,megatron,replicated,headrace,iceoryx2"
 
@@ -29,20 +30,18 @@ Prefix = Annotated[
 ]
 
 
-def numbers(text: str, kind: Callable[[str], Number], option: str) -> tuple[Number, ...]:
-    """Comma-separated numbers, each of them finite."""
-    try:
-        found = tuple(kind(word) for word in text.split(","))
-    except ValueError:
-        raise ConfigError(f"{option} takes numbers separated by commas, got {text!r}") from None
-    return tuple(finite(number, option) for number in found)
+def row_lengths(seq: str) -> tuple[int, ...]:
+    """What `--seq` names."""
+    return numbers(seq, int, "--seq", least=1, most=LONGEST_ROW)
 
 
-def finite(number: Number, option: str) -> Number:
-    """The number. ConfigError for nan and infinity, which pass every comparison with a limit."""
-    if isinstance(number, float) and not math.isfinite(number):
-        raise ConfigError(f"{option} takes finite numbers, got {number}")
-    return number
+def opened(corpus: str | None) -> str | None:
+    """The prefix. ConfigError or FormatError if no store is there, before anything is measured."""
+    if corpus is not None:
+        from headrace.store import TokenStore
+
+        TokenStore(corpus).close()
+    return corpus
 
 
 @app.command("get-batch")
@@ -65,18 +64,18 @@ def get_batch(
     from headrace.cli.bench_tables import print_get_batch
 
     plan = Plan(
-        num_ranks=numbers(tp, int, "--tp"),
-        seq_lengths=numbers(seq, int, "--seq"),
-        micro_batch_sizes=numbers(micro_batch_size, int, "--micro-batch-size"),
-        paces_ms=numbers(pace_ms, float, "--pace-ms"),
+        num_ranks=numbers(tp, int, "--tp", most=MAX_RANKS),
+        seq_lengths=row_lengths(seq),
+        micro_batch_sizes=numbers(micro_batch_size, int, "--micro-batch-size", most=MOST),
+        paces_ms=numbers(pace_ms, float, "--pace-ms", most=MOST),
         contenders=tuple(contenders.split(",")),
-        num_steps=steps,
-        num_blocks=blocks,
-        num_slots=num_slots,
+        num_steps=whole(steps, "--steps"),
+        num_blocks=whole(blocks, "--blocks"),
+        num_slots=whole(num_slots, "--num-slots", least=2),
         measure_memory=memory,
     )
     console = Console()
-    record = run(corpus, plan=plan, report=console.print)
+    record = run(opened(corpus), plan=plan, report=console.print)
     print_get_batch(record, console)
     write_document(json, record)
 
@@ -97,14 +96,14 @@ def handover(
     from headrace.cli.bench_tables import print_handover
 
     plan = Plan(
-        num_readers=numbers(readers, int, "--readers"),
-        num_wakes=wakes,
-        num_hot=hot,
-        num_after_gap=after_gap,
+        num_readers=numbers(readers, int, "--readers", most=MAX_RANKS),
+        num_wakes=whole(wakes, "--wakes"),
+        num_hot=whole(hot, "--hot"),
+        num_after_gap=whole(after_gap, "--after-gap"),
         idle_s=finite(idle_s, "--idle-s"),
     )
     console = Console()
-    record = run(corpus, plan=plan, report=console.print)
+    record = run(opened(corpus), plan=plan, report=console.print)
     print_handover(record, console)
     write_document(json, record)
 
@@ -123,8 +122,11 @@ def pack(
     from headrace.bench.pack import run
     from headrace.cli.bench_tables import print_rounds
 
-    with choose_corpus(corpus) as chosen:
-        record = run(chosen.prefix, seq_lengths=numbers(seq, int, "--seq"), num_rounds=rounds, eod=eod)
+    lengths, num_rounds = row_lengths(seq), whole(rounds, "--rounds")
+    if eod is not None:
+        whole(eod, "--eod", least=0, most=LARGEST_TOKEN_ID)
+    with choose_corpus(opened(corpus)) as chosen:
+        record = run(chosen.prefix, seq_lengths=lengths, num_rounds=num_rounds, eod=eod)
     print_rounds(record, Console(), columns=("text", "seq_length", "mean_documents", "contender", "ns_per_token"))
     write_document(json, record)
 
@@ -145,10 +147,10 @@ def order(
     from headrace.cli.bench_tables import print_rounds
 
     record = run(
-        num_documents=documents,
-        sequence_lengths=numbers(seq, int, "--seq"),
-        num_rounds=rounds,
-        num_elastic_documents=elastic_documents,
+        num_documents=whole(documents, "--documents"),
+        sequence_lengths=row_lengths(seq),
+        num_rounds=whole(rounds, "--rounds"),
+        num_elastic_documents=whole(elastic_documents, "--elastic-documents", least=0),
     )
     print_rounds(record, Console(), columns=("what", "sequence_length", "documents_per_sample", "contender"))
     write_document(json, record)
@@ -166,7 +168,7 @@ def placement(
     from headrace.bench.placement import run
     from headrace.cli.bench_tables import print_placement
 
-    record = run(seq_lengths=numbers(seq, int, "--seq"), device=device, num_rounds=rounds)
+    record = run(seq_lengths=row_lengths(seq), device=device, num_rounds=whole(rounds, "--rounds"))
     print_placement(record, Console())
     write_document(json, record)
 
@@ -181,7 +183,7 @@ def measure(
     from headrace.bench.measure import run
     from headrace.cli.bench_tables import print_rounds
 
-    record = run(num_rounds=rounds)
+    record = run(num_rounds=whole(rounds, "--rounds"))
     print_rounds(record, Console(), columns=("what", "contender"))
     write_document(json, record)
 
@@ -203,8 +205,18 @@ def balance(
     from headrace.cli.bench_tables import print_balance
     from headrace.order import StepShape
 
-    shape = StepShape(data_size=data_size, micro_batches=micro_batches, micro_batch_size=micro_batch_size)
-    record = run(corpus, seq_lengths=numbers(seq, int, "--seq"), shape=shape, hidden_size=hidden_size, num_steps=steps)
+    shape = StepShape(
+        data_size=whole(data_size, "--data-size"),
+        micro_batches=whole(micro_batches, "--micro-batches"),
+        micro_batch_size=whole(micro_batch_size, "--micro-batch-size"),
+    )
+    record = run(
+        opened(corpus),
+        seq_lengths=row_lengths(seq),
+        shape=shape,
+        hidden_size=whole(hidden_size, "--hidden-size"),
+        num_steps=whole(steps, "--steps"),
+    )
     print_balance(record, Console())
     write_document(json, record)
 
@@ -223,7 +235,11 @@ def traces(
     from headrace.bench.traces import run
     from headrace.cli.bench_tables import print_traces
 
-    record = run(hta_python=hta_python, num_rounds=rounds, large_bytes=large_bytes)
+    record = run(
+        hta_python=hta_python,
+        num_rounds=whole(rounds, "--rounds"),
+        large_bytes=whole(large_bytes, "--large-bytes", least=0, most=LARGEST_BYTES),
+    )
     print_traces(record, Console())
     write_document(json, record)
 
@@ -239,6 +255,6 @@ def device(
     from headrace.bench.device import run
     from headrace.cli.bench_tables import print_rounds
 
-    record = run(device=device, num_steps=steps)
+    record = run(device=device, num_steps=whole(steps, "--steps"))
     print_rounds(record, Console(), columns=("what", "contender"))
     write_document(json, record)

@@ -112,12 +112,12 @@ def print_traces(record: Record, console: Console) -> None:
     for name in ("contender", "median s", "p99 s", "CPU s", "peak MB"):
         table.add_column(name, justify="left" if name == "contender" else "right")
     for row in record["rows"]:
-        seconds = (plain(row[key]) for key in ("median_s", "p99_s", "cpu_median_s"))
+        seconds = (plain(row.get(key)) for key in ("median_s", "p99_s", "cpu_median_s"))
         table.add_row(row["contender"], *seconds, plain(row["peak_bytes"] / 1e6))
     console.print(table)
     summary = record["summary"]
     for key, what in (("hta_over_headrace", "time"), ("hta_over_headrace_cpu", "CPU time")):
-        low, high = summary[f"{key}_95"] or (None, None)
+        low, high = summary.get(f"{key}_95") or (None, None)
         if low is not None:
             console.print(f"{what}: {plain(summary[key])} times, 95 % interval {plain(low)} to {plain(high)}")
     print_figures(record, console)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from headrace.cli.document import check_writable, write_document
+from headrace.cli.document import check_folder, check_writable, write_document
 from headrace.demo.settings import DemoSettings
 
 
@@ -42,6 +42,7 @@ def demo(
         slow_ms=slow_ms,
     )
     check_writable(json)
+    check_folder(trace)
     from headrace.demo.run import run_demo
     from headrace.demo.table import print_table
 

@@ -35,6 +35,22 @@ def check_writable(path: Path | None) -> None:
         raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
 
 
+def check_folder(folder: Path | None) -> None:
+    """ConfigError unless files can be written into `folder`, which may have yet to be made. None: none will be."""
+    if folder is None:
+        return
+    try:
+        if folder.exists() and not folder.is_dir():
+            raise ConfigError(f"{folder} is no folder; name one")
+        existing = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+        if not existing.is_dir():
+            raise ConfigError(f"{folder} cannot be made: {existing} is no folder")
+        if not os.access(existing, os.W_OK | os.X_OK):
+            raise ConfigError(f"nothing can be written to {folder}: no permission for {existing}")
+    except OSError as error:
+        raise ConfigError(f"nothing can be written to {folder}: {error.strerror}") from error
+
+
 def write_document(path: Path | None, document: dict[str, Any]) -> None:
     """The document, with the date and a line end, indented. HeadraceError if it cannot be written: then a file that
     was there is as it was, and one that was not is still missing."""

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headrace.cli.document import check_writable, write_document
+from headrace.cli.values import whole
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -62,6 +63,8 @@ def inspect(
     if (sample is None) != (seq_length is None):
         raise ConfigError("--sample and --seq-length belong together: which sample, and how many tokens per row")
     check_writable(json)
+    if num_samples is not None:
+        whole(num_samples, "--num-samples")
     from headrace.feed.packed_tokens import PackedTokens
 
     source = PackedTokens.from_data_path(

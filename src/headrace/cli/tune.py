@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headrace.cli.document import check_writable, write_document
+from headrace.cli.values import LONGEST_ROW, whole
 from headrace.errors import ConfigError
 from headrace.measure.batch_size import BatchSizeError, BatchSizeResult, batch_size_table, is_out_of_memory
 from headrace.measure.environment import capture_environment
@@ -48,6 +49,12 @@ def tune(
 ) -> None:
     """Find the largest batch that fits, and the fastest one on the way there. Every size returned was trained."""
     check_writable(json)
+    whole(seq_length, "--seq-length", most=LONGEST_ROW)
+    whole(multiple, "--multiple")
+    whole(upper, "--upper")
+    whole(steps, "--steps", least=2)
+    if model not in ("llama", "moe"):
+        raise ConfigError(f"--model is llama or moe, got {model!r}")
     settings = [one.strip() for one in recompute.split(",")]
     if unknown := sorted(set(settings) - set(RECOMPUTES)):
         raise ConfigError(f"--recompute takes {', '.join(RECOMPUTES)}, got {', '.join(unknown)}")
@@ -81,8 +88,6 @@ class DemoProbes:
     workspaces exist before memory is limited."""
 
     def __init__(self, *, model: str, seq_length: int, device: str, steps: int) -> None:
-        if model not in ("llama", "moe"):
-            raise ConfigError(f"--model is llama or moe, got {model!r}")
         try:
             from headrace.demo.model import config_of
             from headrace.demo.settings import DemoSettings

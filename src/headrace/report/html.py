@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from functools import cache
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,9 @@ from headrace.report.summary import (
     milliseconds,
     share,
 )
+
+NEEDED_PACKAGES = ("jinja2", "altair", "vl_convert")
+MISSING = "the HTML report needs {}, which is not installed: pip install 'headrace[report]'"
 
 BREAKDOWN_COLUMNS = {
     "e2e_us": "step",
@@ -48,6 +52,13 @@ def write_html(path: Path, document: Json) -> None:
         raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
+def require_packages() -> None:
+    """ConfigError, with the command that helps, unless the `report` extra is installed; imports nothing."""
+    for name in NEEDED_PACKAGES:
+        if find_spec(name) is None:
+            raise ConfigError(MISSING.format(name))
+
+
 def render(document: Json) -> str:
     """The whole page as text. Raises ConfigError when the `report` extra is missing."""
     try:
@@ -57,9 +68,7 @@ def render(document: Json) -> str:
 
         bundle = _vega_bundle()
     except ImportError as error:
-        raise ConfigError(
-            f"the HTML report needs {error.name}, which is not installed: pip install 'headrace[report]'"
-        ) from error
+        raise ConfigError(MISSING.format(error.name)) from error
     charts = make_charts(document)
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
