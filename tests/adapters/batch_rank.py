@@ -4,7 +4,6 @@ An assertion that fails ends the rank with its traceback. Every rank knows what 
 """
 
 import os
-from datetime import timedelta
 
 import numpy as np
 import torch
@@ -19,6 +18,7 @@ from mindspeed.utils import HEARD
 from headrace.adapters.megatron import boundaries, feeder, install
 from headrace.adapters.megatron.batch_path import BatchPath
 from headrace.adapters.megatron.places import find_place
+from tests.adapters.launching import JOB_TIMEOUT
 
 ROWS, LENGTH, EOD = 2, 16, 0
 FIRST, LAST = ["tokens", "position_ids"], ["labels", "loss_mask"]
@@ -33,7 +33,7 @@ def main():
         f"file://{os.environ['MEETING']}",
         rank=int(os.environ["RANK"]),
         world_size=4,
-        timeout=timedelta(seconds=90),
+        timeout=JOB_TIMEOUT,
     )
     mpu.initialize_model_parallel(2, 2)
     rerun_state_machine.initialize_rerun_state_machine(mode=rerun_state_machine.RerunMode.VALIDATE_RESULTS)

@@ -8,7 +8,6 @@ the second rank by SIGKILL in step n.
 import os
 import signal
 import struct
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from megatron.training import PLACE, get_args, get_tokenizer, parse_args
 from megatron.training.training import build_train_valid_test_data_iterators
 
 from tests.adapters import cpu_shim
+from tests.adapters.launching import JOB_TIMEOUT
 
 if PLACE == "core":
     from megatron.training.pure import get_batch_on_this_tp_rank
@@ -43,9 +43,8 @@ def main():
     args = parse_args()
     torch.set_num_threads(1)
     rank, num_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    # Longer than a loaded machine takes to import, shorter than the test's patience.
     dist.init_process_group(
-        "gloo", f"file://{os.environ['MEETING']}", rank=rank, world_size=num_ranks, timeout=timedelta(seconds=90)
+        "gloo", f"file://{os.environ['MEETING']}", rank=rank, world_size=num_ranks, timeout=JOB_TIMEOUT
     )
     mpu.initialize_model_parallel(args.tensor_model_parallel_size, args.pipeline_model_parallel_size)
     tensor_parallel.model_parallel_cuda_manual_seed(args.seed)

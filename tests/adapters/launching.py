@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,11 @@ import numpy as np
 from headrace.store import StoreWriter
 
 HERE = Path(__file__).parent
-PATIENCE_S = 100.0
+PATIENCE_S = 600.0
+"""Until ranks count as hung. Four that import megatron-core on two loaded cores were still at it after 100 s."""
+
+JOB_TIMEOUT = timedelta(seconds=PATIENCE_S / 2)
+"""Of torch.distributed: longer than a loaded machine takes to import, shorter than the patience."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,6 @@
 
 import json
 import os
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -11,6 +10,7 @@ from headrace.adapters.megatron.fields import Rules
 from headrace.adapters.megatron.shared import SharedBatches
 from headrace.adapters.megatron.stages import Here
 from headrace.errors import HeadraceError
+from tests.adapters.launching import JOB_TIMEOUT
 
 KEYS = frozenset({"tokens", "labels", "loss_mask", "position_ids"})
 RULES = Rules(micro_batch_size=1, seq_length=4, has_fixed_shape=True, shares_positions=False, eod=None, keys=KEYS)
@@ -85,9 +85,7 @@ CASES = [
 
 def main():
     rank = int(os.environ["RANK"])
-    dist.init_process_group(
-        "gloo", f"file://{os.environ['MEETING']}", rank=rank, world_size=2, timeout=timedelta(seconds=90)
-    )
+    dist.init_process_group("gloo", f"file://{os.environ['MEETING']}", rank=rank, world_size=2, timeout=JOB_TIMEOUT)
     where = Here(
         ranks=(0, 1), tp_rank=rank, dp_rank=0, dp_size=1, pp_size=1, stage="only", schedule="1f1b",
         device=torch.device("cpu"), in_flight=1,

@@ -2,12 +2,12 @@
 
 import os
 import sys
-from datetime import timedelta
 from types import ModuleType
 
 import torch.distributed as dist
 
 from headrace.adapters.megatron import install
+from tests.adapters.launching import JOB_TIMEOUT
 
 # What would take seconds to import: of megatron.core only the version is asked, of the batch path its shape.
 core, utils = ModuleType("megatron.core"), ModuleType("megatron.training.utils")
@@ -34,7 +34,7 @@ if __name__ == "__main__":
         f"file://{os.environ['MEETING']}",
         rank=int(os.environ["RANK"]),
         world_size=int(os.environ["WORLD_SIZE"]),
-        timeout=timedelta(seconds=90),
+        timeout=JOB_TIMEOUT,
     )
     is_original = [name is ORIGINAL[0] for name in (get_batch_on_this_tp_rank, utils.get_batch_on_this_tp_rank)]
     print("started", is_original)

@@ -13,13 +13,12 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 
 from headrace.adapters.megatron import batch_path, boundaries, flags, mindspeed, places
 from headrace.adapters.megatron.batch_path import BatchPath
 from headrace.adapters.megatron.fields import Boundaries, Rules, to_ring
 from headrace.adapters.megatron.stages import stage_here
-from headrace.errors import ConfigError, FeedTimeout
+from headrace.errors import ConfigError
 
 VECTORS = Path(__file__).parents[1] / "vectors"
 STAGES = json.loads((VECTORS / "stages.json").read_text())["megatron"]
@@ -82,33 +81,6 @@ def test_flags_with_what_they_need(words):
 def test_the_ranks_wait_as_long_as_megatron_says():
     assert flags.read_flags(parsed(distributed_timeout_minutes=3)).timeout_s == 180.0
     assert flags.read_flags(parsed()).timeout_s == 600.0
-
-
-def test_a_rank_that_never_comes_is_not_called_alive(monkeypatch):
-    store = dist.HashStore()
-    monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: store)
-    monkeypatch.setattr(dist, "get_rank", lambda: 0)
-    monkeypatch.setattr(dist, "get_world_size", lambda: 3)
-    with pytest.raises(FeedTimeout) as caught:
-        flags.agree("--enable-share-memory", timeout_s=0.0)
-    said = str(caught.value)
-    assert "the last of 3 ranks to start through headrace.adapters.megatron (1 did)" in said
-    assert "may have ended" in said
-    assert "alive" not in said
-    assert "--distributed-timeout-minutes" in said
-
-
-def test_a_rank_that_dies_while_its_flags_are_refused_hides_nothing(monkeypatch):
-    store = dist.HashStore()
-    monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: store)
-    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
-    monkeypatch.setattr(flags, "_GOODBYE_S", 0.0)
-    for key in ("arrived", "alike/another"):  # what the other one left
-        store.add(f"headrace/megatron/flags/{key}", 1)
-    store.set("headrace/megatron/flags/first", "none of the flags")
-    monkeypatch.setattr(dist, "get_rank", lambda: 1)
-    with pytest.raises(ConfigError, match="rank 0 has none of the flags; rank 1 --enable-share-memory"):
-        flags.agree("--enable-share-memory", timeout_s=0.0)
 
 
 # -- which Megatron ----------------------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
 import hashlib
 import time
 from collections.abc import Callable
@@ -19,12 +18,12 @@ from typing import Any
 import torch.distributed as dist
 
 from headrace.errors import ConfigError, FeedTimeout
-from headrace.shm.waiting import TICK_S
 
 _MEGATRONS = "--tensor-model-parallel-size"
 _KEYS = "headrace/megatron/flags"
 _PATIENCE = "--distributed-timeout-minutes"
 _GOODBYE_S = 10.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -179,12 +178,12 @@ def _count(store: Any, what: str, num_ranks: int, timeout_s: float, purpose: str
 
 
 def _await(store: Any, key: str, timeout_s: float, whom: Callable[[], str]) -> None:
-    deadline = time.monotonic() + timeout_s
-    while True:
-        try:
-            store.wait([f"{_KEYS}/{key}"], datetime.timedelta(seconds=TICK_S))
-            return
-        except dist.DistStoreError:
-            if time.monotonic() > deadline:
-                # Nothing here knows the other processes: whether they are alive is not said.
-                raise FeedTimeout(whom(), timeout_s=timeout_s, knob=_PATIENCE, all_alive=False) from None
+    # Not store.wait: torch's FileStore ends it by a RuntimeError after a second, its TCPStore prints two warnings each
+    # time. Looking less and less often, since the ranks of a large job look together.
+    deadline, pause_s = time.monotonic() + timeout_s, _FIRST_PAUSE_S
+    while not store.check([f"{_KEYS}/{key}"]):
+        if time.monotonic() >= deadline:
+            # Nothing here knows the other processes: whether they are alive is not said.
+            raise FeedTimeout(whom(), timeout_s=timeout_s, knob=_PATIENCE, all_alive=False)
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
