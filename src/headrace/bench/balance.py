@@ -102,7 +102,7 @@ def run(
 def long_tailed_lengths(seed: int) -> IntArray:
     """int32 [20000] document lengths with the median of web text and a longer tail."""
     random = np.random.default_rng(seed)
-    drawn = random.lognormal(np.log(SYNTHETIC_MEDIAN_TOKENS), LONG_TAIL_SIGMA, LONG_TAIL_DOCUMENTS)
+    drawn = random.lognormal(np.log(SYNTHETIC_MEDIAN_TOKENS["synthetic"]), LONG_TAIL_SIGMA, LONG_TAIL_DOCUMENTS)
     return np.maximum(1, drawn).astype(np.int32)
 
 

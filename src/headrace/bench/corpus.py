@@ -52,7 +52,7 @@ def write_synthetic(prefix: str, *, num_tokens: int, seed: int) -> None:
     random = np.random.default_rng(seed)
     with StoreWriter(prefix, np.uint16) as writer:
         while writer.num_tokens < num_tokens:
-            length = max(2, int(random.lognormal(np.log(SYNTHETIC_MEDIAN_TOKENS), SYNTHETIC_SIGMA)))
+            length = max(2, int(random.lognormal(np.log(SYNTHETIC_MEDIAN_TOKENS["synthetic"]), SYNTHETIC_SIGMA)))
             document = random.integers(1, SYNTHETIC_VOCABULARY, length, dtype=np.uint16)
             document[-1] = SYNTHETIC_EOD
             writer.add_document(document)

@@ -67,7 +67,7 @@ def run(
             f"empty, got {num_documents}, {num_rounds}, {num_warmup_rounds} and {list(sequence_lengths)}"
         )
     random = np.random.default_rng(seed)
-    drawn = random.lognormal(np.log(SYNTHETIC_MEDIAN_TOKENS), SYNTHETIC_SIGMA, num_documents)
+    drawn = random.lognormal(np.log(SYNTHETIC_MEDIAN_TOKENS["synthetic"]), SYNTHETIC_SIGMA, num_documents)
     lengths = np.maximum(1, drawn).astype(np.int32)
     megatron, skipped = _megatron()
     rows: list[dict[str, Any]] = []
