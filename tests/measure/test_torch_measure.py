@@ -483,7 +483,7 @@ def test_a_fresh_optimizer_is_fresh_again():
         lambda batch_size: (model(torch.randn(batch_size, 8)).sum().backward(), optimizer.step()),
         model=model, optimizer=optimizer,
     )  # fmt: skip
-    assert probe.run(4) == 8
+    assert probe.run(4).samples == 4
     assert optimizer.state
     probe.restore()
     assert not optimizer.state
@@ -513,10 +513,30 @@ def test_the_factory_builds_anew_for_every_size_and_keeps_nothing():
     assert torch.equal(torch.randn(1), expected), "the search must not move the generators"
 
 
+def test_building_a_model_and_its_first_step_are_no_throughput(monkeypatch):
+    clock, steps = FakeClock(), []
+
+    def build():
+        clock.advance(ms=5000)
+
+        def train_step(batch_size):
+            steps.append(batch_size)
+            clock.advance(ms=10 if len(steps) > 1 else 900)
+
+        return train_step
+
+    monkeypatch.setattr("headrace.torch.measure.probe.perf_counter_ns", clock)
+    trained = measure.FactoryProbe(build, steps=4).run(16)
+    assert steps == [16] * 4
+    assert (trained.samples, trained.seconds) == (48, pytest.approx(0.030))
+    got = find_batch_size(measure.FactoryProbe(build), upper=16, clock=clock)
+    assert got.tried[0].samples_per_s == pytest.approx(16 / 0.010)
+
+
 def test_what_only_just_fitted_is_refused(fake_device):
     _, _, module = fake_device
     probe = measure.FactoryProbe(lambda: lambda batch_size: None, device="cuda")
-    assert probe.run(4) == 8
+    assert probe.run(4).samples == 4
     module.reserved = int(15.5 * 2**30)
     with pytest.raises(BeyondMargin, match=r"15\.50 of 16\.00 GiB"):
         probe.run(4)

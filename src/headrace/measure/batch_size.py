@@ -17,7 +17,7 @@ from typing import Literal, Protocol, TypeAlias
 
 from headrace.errors import ConfigError, HeadraceError
 from headrace.measure.clock import Clock
-from headrace.measure.sense import whole_at_least
+from headrace.measure.sense import above_zero, whole_at_least
 
 Search: TypeAlias = Literal["binary", "sequential"]
 BELOW_MULTIPLE = (8, 4, 2, 1)
@@ -35,11 +35,19 @@ OUT_OF_MEMORY_WORDS = (
 )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trained:
+    """What a probe trained and how long it took, if it times itself: building a model and a first step do not count."""
+
+    samples: int
+    seconds: float
+
+
 class Probe(Protocol):
     """What the search tries. Two full training steps at a size, and everything back as it was before."""
 
-    def run(self, batch_size: int) -> int:
-        """Train two steps or more at this batch size; return how many samples that were.
+    def run(self, batch_size: int) -> int | Trained:
+        """Train two steps or more at this batch size; return how many samples the call trained, or `Trained`.
 
         Includes the optimizer's step (its state appears there) and uses the longest sequence the data can give.
         Returns when the device is done. Raises whatever running out of memory raises here; anything else ends the
@@ -260,13 +268,14 @@ class Hunt:
         """(outcome, samples per second, reason) of one run; no reference to the exception survives."""
         start = self.clock()
         try:
-            samples = self.probe.run(batch_size)
+            trained = self.probe.run(batch_size)
         except Exception as error:
             reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
             forget_frames(error)
             return (NO_MEMORY if is_out_of_memory(error) else BROKEN), None, reason
-        seconds = (self.clock() - start) / 1e9
-        return FITS, samples / seconds if seconds > 0.0 else None, None
+        if not isinstance(trained, Trained):
+            trained = Trained(samples=trained, seconds=(self.clock() - start) / 1e9)
+        return FITS, trained.samples / trained.seconds if above_zero(trained.seconds) else None, None
 
 
 def forget_frames(error: BaseException | None) -> None:

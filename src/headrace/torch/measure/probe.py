@@ -9,13 +9,14 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable, Iterator, Sequence
+from time import perf_counter_ns
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
 from headrace.errors import ConfigError
-from headrace.measure.batch_size import BeyondMargin
+from headrace.measure.batch_size import BeyondMargin, Trained
 from headrace.torch.measure.devices import DeviceBackend, backend_of
 
 TrainStep: TypeAlias = Callable[[int], None]
@@ -62,8 +63,8 @@ class FactoryProbe:
         self.before = RandomState(self.backend)
         self.train_step: TrainStep | None = None
 
-    def run(self, batch_size: int) -> int:
-        """Build and train; returns the samples trained."""
+    def run(self, batch_size: int) -> Trained:
+        """Build and train; times the training alone."""
         self.train_step = self.build()
         return train(self.train_step, batch_size, self.steps, self.backend, self.memory_share)
 
@@ -102,8 +103,8 @@ class TrainingProbe:
         self.optimizer_state = copy.deepcopy(optimizer.state_dict())
         self.stateful = [(one, copy.deepcopy(one.state_dict())) for one in stateful]
 
-    def run(self, batch_size: int) -> int:
-        """Train; returns the samples trained."""
+    def run(self, batch_size: int) -> Trained:
+        """Train, timed."""
         return train(self.train_step, batch_size, self.steps, self.backend, self.memory_share)
 
     def restore(self) -> None:
@@ -123,20 +124,33 @@ class TrainingProbe:
         self.backend.empty_cache()
 
 
-def train(train_step: TrainStep, batch_size: int, steps: int, backend: DeviceBackend, memory_share: float) -> int:
-    """Run the steps, wait for the device, and refuse what only just fitted. Returns the samples trained."""
+def train(
+    train_step: TrainStep,
+    batch_size: int,
+    steps: int,
+    backend: DeviceBackend,
+    memory_share: float,
+) -> Trained:
+    """Run the steps, wait for the device, and refuse what only just fitted.
+
+    The first step is not timed: it makes the optimizer's state, and the allocator and the kernels settle in it.
+    """
     if backend.asynchronous:
         backend.read_memory()
-    for _ in range(steps):
+    train_step(batch_size)
+    backend.synchronize()
+    start = perf_counter_ns()
+    for _ in range(steps - 1):
         train_step(batch_size)
     backend.synchronize()
+    seconds = (perf_counter_ns() - start) / 1e9
     if backend.asynchronous:
         memory = backend.read_memory()
         if memory.capacity_bytes and memory.peak_reserved_bytes > memory_share * memory.capacity_bytes:
             raise BeyondMargin(
                 reserved_bytes=memory.peak_reserved_bytes, capacity_bytes=memory.capacity_bytes, share=memory_share
             )
-    return steps * batch_size
+    return Trained(samples=(steps - 1) * batch_size, seconds=seconds)
 
 
 def tensors_of(model: torch.nn.Module) -> Iterator[torch.Tensor]:
