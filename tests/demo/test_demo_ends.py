@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 from pathlib import Path
 
 import pytest
 
+from headrace.demo.processes import wait_until_gone
+from headrace.demo.run_folder import run_folder
 from tests.demo.launched import LaunchedDemo
 
 pytest.importorskip("torch")
@@ -49,4 +52,20 @@ def test_an_interrupt_ends_everything(demo: LaunchedDemo) -> None:
     code, _, error = demo.finish()
     assert code != 0
     assert error.strip() in ("", "Aborted!")
+    assert demo.leftovers() == []
+
+
+def test_a_killed_launcher_takes_everything_with_it_but_a_folder_for_the_next_run(
+    demo: LaunchedDemo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    demo.wait_for_feeder()
+    alive = demo.processes()
+    demo.process.kill()
+    demo.finish()
+    assert wait_until_gone(list(alive), timeout_s=60) == []
+    (left,) = demo.leftovers()
+    assert isinstance(left, Path)
+    monkeypatch.setattr(tempfile, "tempdir", str(demo.temporary))
+    with run_folder():
+        assert not left.exists()
     assert demo.leftovers() == []

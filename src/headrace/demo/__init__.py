@@ -5,6 +5,7 @@ In the order of a run:
 settings.py     what the user decides, and how long each part is
 corpus.py       the token store to train on
 run.py          the whole run as the command line sees it
+run_folder.py   where its processes meet, and what is left where one was killed
 launch.py       one process per rank through torch's elastic launcher, and nothing left of them
 worker.py       what a rank does, from its start to its exit code
 model.py        a small model of the transformers package, tensor parallel

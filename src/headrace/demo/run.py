@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from headrace.demo.corpus import find_corpus, source_of
 from headrace.demo.document import document
 from headrace.demo.progress import Progress
 from headrace.demo.results import ORDER_FILE, RESULTS_FILE, Measured
+from headrace.demo.run_folder import run_folder
 from headrace.demo.settings import DemoSettings, WorkOrder
 from headrace.errors import ConfigError
 
@@ -26,7 +26,8 @@ def run_demo(
     """Train and measure; returns the JSON-able document. Takes minutes; shows its progress on a terminal.
 
     ConfigError and FormatError for what the caller can correct, before any rank starts where that is possible; other
-    errors of the tree when a rank failed. No process and no file outside the cache outlives the call.
+    errors of the tree when a rank failed. No process and no file outside the cache outlives the call; what a run leaves
+    that is killed, the next one removes.
     """
     require_packages()
     with Progress("corpus: look for it", 1) as progress:
@@ -40,8 +41,7 @@ def run_demo(
     if settings.trace_dir is not None:
         make_folder(settings.trace_dir)
     order = WorkOrder(settings=settings, corpus=corpus)
-    with tempfile.TemporaryDirectory(prefix="headrace-demo-") as name:
-        folder = Path(name)
+    with run_folder() as folder:
         (folder / ORDER_FILE).write_bytes(msgspec.json.encode(order))
         from headrace.demo.launch import launch
 
