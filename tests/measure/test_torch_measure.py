@@ -218,12 +218,16 @@ def test_start_finds_out_what_runs(tmp_path):
 
 def test_a_training_that_ends_in_an_exception_has_its_last_steps_in_the_records(tmp_path):
     program = textwrap.dedent(f"""
+        import os
         from headrace.torch import measure
         run = measure.start(records={str(tmp_path)!r}, print_line=None)
         for _ in range(13):
             with run.step.forward:
                 pass
             run.end()
+        if not (child := os.fork()):
+            raise SystemExit
+        assert os.waitpid(child, 0)[1] == 0
         raise SystemError("the loss is NaN")
     """)
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)

@@ -123,11 +123,22 @@ def start(
     run.at_close.append(attach(run.step, model, listed, end=run.end if end_with_optimizer else None))
     if gather is not None:
         run.at_close.append(gather.close)
-    if records is not None:  # a training that ends in an exception: its last steps are the interesting ones
-        atexit.register(run.save)
-        run.at_close.append(lambda: atexit.unregister(run.save))
+    if records is not None:
+        run.at_close.append(save_at_exit(run))
     run.step.begin()
     return run
+
+
+def save_at_exit(run: Run) -> Callable[[], None]:
+    """The last steps of a training that ends in an exception are the interesting ones. Returns what takes it back."""
+    owner = os.getpid()
+
+    def save() -> None:
+        if os.getpid() == owner:  # a forked child holds a copy of the unwritten lines
+            run.save()
+
+    atexit.register(save)
+    return lambda: atexit.unregister(save)
 
 
 def describe(model: torch.nn.Module | None = None, **description: Unpack[Description]) -> RunFacts:
