@@ -88,7 +88,7 @@ def main() -> None:
     """
     try:
         refuse_arguments(sys.argv[1:])
-        sys.exit(app())
+        sys.exit(app() or 0)
     except USAGE_ERROR as error:
         leave_usage(error)
     except typer.Abort:
