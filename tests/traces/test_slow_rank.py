@@ -174,12 +174,18 @@ def test_a_cpu_rank_whose_operators_take_longer_now_and_then_has_a_busy_host():
     late_ms = [90, 30, 150, 60, 200, 40, 120, 70]
     job = synchronous_job(2, range(8), lambda rank, step: 60 * MS + late_ms[step] * MS * (rank == 1))
     found = verdict(on_cpu(job))
-    assert (found.verdict, found.rank, found.sure) == ("host", 1, "medium")
+    assert (found.verdict, found.rank, found.sure) == ("host", 1, "low")
     assert "other processes on its cores" in found.what
     assert "comes and goes" in found.what
     assert "pin each rank to cores of its own" in found.disproved_by
     # With cards it is the card, but not for sure either.
-    assert (verdict(job).verdict, verdict(job).sure) == ("card", "medium")
+    assert (verdict(job).verdict, verdict(job).sure) == ("card", "low")
+
+
+@pytest.mark.parametrize(("taken_ms", "sure"), [(4, "high"), (25, "medium"), (60, "low")])
+def test_the_more_a_delay_scatters_the_less_sure_it_is(taken_ms, sure):
+    job = synchronous_job(2, range(8), lambda rank, step: 60 * MS + (60 + (-1) ** step * taken_ms) * MS * (rank == 1))
+    assert (verdict(job).rank, verdict(job).sure) == (1 if taken_ms < 60 else None, sure)
 
 
 def test_a_cpu_rank_whose_thread_has_a_gap_has_a_slow_host():

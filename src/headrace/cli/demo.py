@@ -23,7 +23,7 @@ def demo(
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the figures as JSON.")] = None,
     trace: Annotated[Path | None, typer.Option(metavar="DIR", help="Write a profiler trace per rank.")] = None,
     slow_rank: Annotated[int | None, typer.Option(help="This rank is late in each traced step.")] = None,
-    slow_ms: Annotated[float, typer.Option(help="By how many milliseconds; 5 % of a step is named.")] = 200.0,
+    slow_ms: Annotated[float, typer.Option(help="By how many milliseconds; 3 % of a step is named.")] = 200.0,
     seed: Annotated[int, typer.Option(help="Of the order of samples and of the weights.")] = 1234,
 ) -> None:
     """Train a small transformers model with tensor parallelism on real text, fed three ways in one run, and compare.

@@ -47,7 +47,7 @@ class DemoSettings:
     slow_rank: int | None = None
     """This rank sleeps `slow_ms` in each traced step, and only there."""
     slow_ms: float = 200.0
-    """A fifth of a step of the default model on two cores; `headrace analyze` names delays from 5 % of a step on."""
+    """A fifth of a step of the default model on two cores; `headrace analyze` names delays from 3 % of a step on."""
 
     def __post_init__(self) -> None:
         for name in ("tp", "steps", "seq_length", "micro_batch_size"):

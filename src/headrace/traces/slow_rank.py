@@ -65,7 +65,7 @@ another rank that was late by chance, or it may be a rank with less to compute, 
 DISPROVED_BY = {
     "partition": "move a layer from the slow stage to another: if the stage stays behind by as much, it is its cards",
     "data": "train on batches of equal cost: if a rank is still late in every step, it is not the data",
-    "none": "a trace of more steps in which the same rank is last by more than 5 % of the step in most of them",
+    "none": "a trace of more steps in which the same rank is last by more than 3 % of the step in most of them",
     "undecidable": "traces of all ranks of one group over several steps",
 }
 
