@@ -153,7 +153,7 @@ def test_pack_and_order(document, corpus, monkeypatch):
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setattr("headrace.bench.pack.WORKING_SET_BYTES", 1 << 20)
     found, shown = document("pack", "--seq", "64", "--rounds", "2", "--corpus", corpus)
-    assert {row["text"] for row in found["rows"]} == {"corpus", "synthetic"}
+    assert {row["text"] for row in found["rows"]} == {"corpus", "synthetic", "short"}
     assert "memcpy" in shown
     assert "without megatron" in shown
     found, shown = document(
