@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from headrace.bench.generated_trace import TraceShape, write_gpu_trace
-from headrace.bench.traces import run
+from headrace.bench.traces import _summarise, run
 from headrace.errors import ConfigError
 from headrace.traces import analyze, to_document
 
@@ -70,8 +70,27 @@ def test_the_record_is_whole_without_the_other_contender(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_ratio_has_an_interval_from_six_rounds_on():
+    def runs(count):
+        once = {"peak_bytes": 60, "answer": []}
+        return {
+            "headrace": [once | {"seconds": 0.1, "cpu_seconds": 0.1 + 0.001 * n} for n in range(count)],
+            "hta": [once | {"seconds": 4.0 + 0.1 * n, "cpu_seconds": 3.5} for n in range(count)],
+        }
+
+    found = _summarise(runs(7), file_bytes=50)
+    assert found["hta_over_headrace"] == pytest.approx(43)
+    low, high = found["hta_over_headrace_95"]
+    assert 40 <= low < 43 < high <= 46
+    assert found["hta_over_headrace_cpu_95"][0] < found["hta_over_headrace_cpu"] == pytest.approx(3.5 / 0.103)
+    assert found["peak_over_file"] == 1.2
+    assert _summarise(runs(5), file_bytes=50)["hta_over_headrace_95"] == (None, None)
+
+
 def test_an_interpreter_without_the_other_contender_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="has no HolisticTraceAnalysis"):
         run(hta_python=Path(sys.executable), num_rounds=1, shape=SMALL, large_bytes=0, folder=tmp_path)
+    with pytest.raises(ConfigError, match="cannot be run: No such file"):
+        run(hta_python=tmp_path / "missing", num_rounds=1, shape=SMALL, large_bytes=0, folder=tmp_path)
     with pytest.raises(ConfigError, match="num_rounds"):
         run(num_rounds=0)

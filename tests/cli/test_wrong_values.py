@@ -163,6 +163,14 @@ def test_what_cannot_be_a_name_is_refused(verb: str, name: str, refused: Callabl
     assert any(said in error for said in ("is empty", "nul byte", "too long for a file name"))
 
 
+def test_what_does_not_go_together_is_said_before_traces_are_read(
+    refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "go with a training log, and there is none" in refused("analyze", "--tokens-per-step", "5")
+    monkeypatch.setattr("headrace.report.html.find_spec", lambda name: None if name == "altair" else object())
+    assert "pip install 'headrace[report]'" in refused("analyze", "--html", "page.html")
+
+
 def test_every_output_of_every_verb_is_among_those_tried() -> None:
     assert {option.name for option in OPTIONS if option.kind is Path} == OUTPUTS | {"hta_python", "text"}
     assert len({option.verb for option in OPTIONS}) == len(list(verbs()))
