@@ -5,8 +5,18 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include "layout.h"
+
 int headrace_add_mapping(PyObject *module); /* mapping.c: type Mapping, a shared mapping that cannot vanish under a view */
-int headrace_add_ring(PyObject *module);    /* ring.c:    type Ring, versions, slots, futex waits */
+int headrace_add_ring(PyObject *module);    /* ring.c:    types RingWriter and RingReader, versions, slots, futex waits */
+int headrace_add_batch(PyObject *module);   /* batch.c:   types Batch and Lender, a ready batch in one call */
 int headrace_add_pack(PyObject *module);    /* pack.c:    pack(), token rows to fields in one pass */
+
+/* ring.c for batch.c. `peek` returns the descriptor and the slot of the next version if that is a batch, after having handed
+ * back what it may and waited for at most timeout_s. NULL, without an exception: only RingReader.next knows what to do.
+ * `take` then counts the version as taken. */
+int headrace_is_reader(PyObject *object);
+const hr_descriptor *headrace_peek(PyObject *reader, double timeout_s, unsigned long *slot);
+void headrace_take(PyObject *reader);
 
 #endif

@@ -2,7 +2,7 @@
  *
  * A call that waits sleeps in ticks, looks at signals and at the peers' pidfds after each, and returns None when it should
  * be thought about: the time is over, a peer ended, the ring has a fate. Deadlines and what to say about it are Python's
- * (shm/ring_writer.py, ring_reader.py), twice a second; a tick in Python cost 200 us of CPU, here it is a tenth.
+ * (shm/ring_writer.py, ring_reader.py), as seldom as it can: a tick in Python cost 200 us of CPU, here it is a quarter.
  * The ready case is one call that never drops the GIL (a busy Python thread turned a 47 us wait into 5.2 ms when it did). */
 #include "ring_end.h"
 
@@ -140,6 +140,18 @@ static PyObject *delivery(Ring *self, const hr_descriptor *descriptor) {
     return result;
 }
 
+/* The descriptor of the next version, once all but the last hold - 1 versions are handed back and it may be read; it is not
+ * taken yet. NULL: not there within timeout_s, or something is to be thought about; or an exception is set. */
+static const hr_descriptor *next_descriptor(Ring *self, double timeout_s) {
+    uint64_t kept = self->control->header.hold - 1;
+    if (self->next > kept) release_to(self, self->next - kept);
+    int ready = hr_is_published(self->control, self->next);
+    if (!ready) ready = wait_in_ticks(self, timeout_s, wait_for_version);
+    /* A dead writer's batches are drained first, so that all readers stop at one version; a dead reader stops all at once. */
+    if (ready <= 0 || atomic_load_explicit(&self->control->fate.state, memory_order_acquire) >= HR_READER_GONE) return NULL;
+    return descriptor_of(self, self->next);
+}
+
 static PyObject *reader_next(Ring *self, PyObject *argument) {
     double timeout_s = PyFloat_AsDouble(argument);
     if ((timeout_s == -1.0 && PyErr_Occurred()) || check_open(self) < 0) return NULL;
@@ -147,14 +159,11 @@ static PyObject *reader_next(Ring *self, PyObject *argument) {
         PyErr_SetString(PyExc_RuntimeError, "no data mapping: call use_data first");
         return NULL;
     }
-    uint64_t kept = self->control->header.hold - 1;
-    if (self->next > kept) release_to(self, self->next - kept);
-    int ready = hr_is_published(self->control, self->next);
-    if (!ready) ready = wait_in_ticks(self, timeout_s, wait_for_version);
-    if (ready < 0) return NULL;
-    /* A dead writer's batches are drained first, so that all readers stop at one version; a dead reader stops all at once. */
-    if (!ready || atomic_load_explicit(&self->control->fate.state, memory_order_acquire) >= HR_READER_GONE) Py_RETURN_NONE;
-    const hr_descriptor *descriptor = descriptor_of(self, self->next);
+    const hr_descriptor *descriptor = next_descriptor(self, timeout_s);
+    if (descriptor == NULL) {
+        if (PyErr_Occurred()) return NULL;
+        Py_RETURN_NONE;
+    }
     if (descriptor->version != self->next || descriptor->num_ragged > HR_MAX_RAGGED) {
         PyErr_Format(PyExc_RuntimeError, "slot holds version %llu where %llu was published: shared memory was overwritten",
                      (unsigned long long)descriptor->version, (unsigned long long)self->next);
@@ -191,6 +200,30 @@ static PyObject *reader_leave(Ring *self, PyObject *unused) {
     self->left = 1;
     hr_leave(self->control, self->index);
     Py_RETURN_NONE;
+}
+
+static PyObject *reader_disown(Ring *self, PyObject *unused) {
+    (void)unused;
+    self->left = 1;
+    Py_RETURN_NONE;
+}
+
+/* ---- the short way, for batch.c ---------------------------------------------------------------------------------- */
+
+int headrace_is_reader(PyObject *object) { return PyType_GetSlot(Py_TYPE(object), Py_tp_new) == (void *)reader_new; }
+
+const hr_descriptor *headrace_peek(PyObject *reader, double timeout_s, unsigned long *slot) {
+    Ring *self = (Ring *)reader;
+    if (self->control == NULL || self->data == NULL || self->left || self->busy) return NULL;
+    const hr_descriptor *descriptor = next_descriptor(self, timeout_s);
+    if (descriptor == NULL || descriptor->version != self->next || descriptor->kind != HR_DATA) return NULL;
+    *slot = self->next % self->control->header.num_slots;
+    return descriptor->num_ragged <= HR_MAX_RAGGED ? descriptor : NULL;
+}
+
+void headrace_take(PyObject *reader) {
+    hr_point(9);
+    ((Ring *)reader)->next++;
 }
 
 /* ---- types ------------------------------------------------------------------------------------------------------- */
@@ -237,7 +270,7 @@ static PyMethodDef writer_methods[] = {
     {"begin", (PyCFunction)writer_begin, METH_O, "begin(timeout_s) -> slot of the next version, or None: not free yet, or nobody reads."},
     {"publish", (PyCFunction)(void (*)(void))writer_publish, METH_VARARGS | METH_KEYWORDS, "Publish the slot of begin; returns its version."},
     {"set_fate", (PyCFunction)ring_set_fate, METH_VARARGS, "set_fate(state): tell everybody; the first to say so wins."},
-    {"close", (PyCFunction)ring_close, METH_NOARGS, "Let go of the mappings."},
+    {"close", (PyCFunction)ring_close, METH_NOARGS, "Let go of the mappings; where another thread waits, as soon as it has ended."},
     {0},
 };
 
@@ -249,8 +282,9 @@ static PyMethodDef reader_methods[] = {
      "versions, then take the next one. END and ERROR leave the ring, and come again with every further call."},
     {"release", (PyCFunction)reader_release, METH_O, "release(count): versions below count are no longer read."},
     {"leave", (PyCFunction)reader_leave, METH_NOARGS, "Hold the writer up no more."},
+    {"disown", (PyCFunction)reader_disown, METH_NOARGS, "Take and release nothing any more; the shared memory is not touched."},
     {"set_fate", (PyCFunction)ring_set_fate, METH_VARARGS, "set_fate(state): tell everybody; the first to say so wins."},
-    {"close", (PyCFunction)ring_close, METH_NOARGS, "Let go of the mappings."},
+    {"close", (PyCFunction)ring_close, METH_NOARGS, "Let go of the mappings; where another thread waits, as soon as it has ended."},
     {0},
 };
 

@@ -1,7 +1,7 @@
 """What native/ offers. Reference: the comments of native/*.c."""
 
 from collections.abc import Sequence
-from typing import Any, final
+from typing import Any, Self, final
 
 from numpy.typing import NDArray
 from typing_extensions import Buffer
@@ -90,6 +90,45 @@ class RingReader(_End):
     def next(self, timeout_s: float, /) -> Delivery | None: ...
     def release(self, count: int, /) -> None: ...
     def leave(self) -> None: ...
+    def disown(self) -> None: ...
+
+# batch.c
+class Batch:
+    index: int
+    consumed_samples: int
+    max_seqlen: int
+    num_documents: int
+    num_loss_tokens: int
+    num_valid_tokens: int
+    _arrays: dict[str, Any]
+    _counts: tuple[int, ...]
+    _is_valid: bool
+    _lender: Lender | None
+    _memory: NDArray[Any] | None
+    _metadata: Any
+    _ends: tuple[int, ...] | None
+    def __new__(
+        cls,
+        arrays: dict[str, Any],
+        index: int,
+        counts: tuple[int, ...],
+        lender: Lender | None,
+        memory: NDArray[Any] | None,
+        metadata: Any = None,
+        ends: tuple[int, ...] | None = None,
+    ) -> Self: ...
+    def __getitem__(self, name: str, /) -> Any: ...
+
+class Lender:
+    _hold: int
+    _num_delivered: int
+    _oldest_valid: int
+    _consumed_samples: int
+    def __iter__(self) -> Self: ...
+    def __next__(self) -> Any: ...
+    def _lend_from(
+        self, reader: RingReader, known: dict[tuple[int, ...], Any], batch_type: type[Batch], timeout_s: float, /
+    ) -> None: ...
 
 # pack.c
 RESET_POSITION_IDS: int

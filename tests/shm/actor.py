@@ -37,8 +37,10 @@ if build := os.environ.get("HEADRACE_TEST_BUILD"):
 
 import numpy as np
 
+from headrace import _native
 from headrace.shm import failure, handover
 from headrace.shm.handover import Door, Invitation
+from headrace.shm.layout import read_blob
 from headrace.shm.peers import WRITER, Peer, Watch, open_pidfd, start_time
 from headrace.shm.ring_reader import RingReader
 from headrace.shm.ring_writer import DATA, END, ERROR, RingWriter
@@ -201,6 +203,20 @@ class Host(Process):
         self.door.close()
 
 
+class Lender(_native.Lender):
+    """As a feed takes batches: those of known arrays in one native call, the others by `next` and `arrays`."""
+
+    def __init__(self, ring: RingReader[np.ndarray]) -> None:
+        self._ring, self._hold = ring, ring.config.hold
+        ring.lend_to(self, _native.Batch)
+
+    def _next_slowly(self) -> _native.Batch | _native.Delivery:
+        delivery = self._ring.next()
+        if delivery[2] != DATA:
+            return delivery
+        return _native.Batch(self._ring.arrays(delivery), 0, delivery[4], None, self._ring.slot(delivery))
+
+
 class Reader(Process):
     """Whoever reads."""
 
@@ -228,21 +244,23 @@ class Reader(Process):
         finally:
             os.close(admission.control_fd)
             os.close(admission.data_fd)
+        self.lender = Lender(self.ring)
 
     def next(self, count: int = 1) -> dict[str, Any]:
         """`count` versions; checks each one's content, tells of the last."""
         for _ in range(count):
-            self.delivery, arrays, _memory = self.ring.take()
-            version, _slot, kind, _layout, counts, _lengths = self.delivery
-            if kind != DATA:
-                break
-            self.values = (arrays or self.ring.arrays(self.delivery))["values"]
-            assert counts[:2] == (version, len(self.values)), f"version {version} came with counts {counts}"
+            taken = next(self.lender)
+            if isinstance(taken, tuple):
+                if taken[2] == ERROR:
+                    raise failure.decode(self.ring.blob(taken))
+                return {"version": taken[0], "kind": taken[2], "num_values": 0}
+            version, num_values = taken._counts[:2]
+            self.values = taken["values"]
+            assert version == self.ring.version - 1, f"version {self.ring.version - 1} came with counts {taken._counts}"
+            assert num_values == len(self.values)
             assert (self.values == version).all(), f"version {version} is torn or overwritten"
-            assert self.ring.blob(self.delivery) == b"%d" % version
-        if kind == ERROR:
-            raise failure.decode(self.ring.blob(self.delivery))
-        return {"version": version, "kind": kind, "num_values": counts[1]}
+            assert read_blob(taken._memory) == b"%d" % version
+        return {"version": version, "kind": DATA, "num_values": num_values}
 
     def held_values(self) -> list[int]:
         """The distinct values in the arrays of the last batch, as they are now."""
@@ -286,7 +304,7 @@ class Reader(Process):
 
         def wait() -> None:
             try:
-                self.ring.next()
+                next(self.lender)
             except Exception as error:
                 caught.append(type(error).__name__)
 
@@ -304,7 +322,7 @@ class Reader(Process):
 
         def wait() -> None:
             try:
-                self.ring.next()
+                next(self.lender)
             except Exception as error:
                 caught.append(type(error).__name__)
 
@@ -321,7 +339,7 @@ class Reader(Process):
         child = os.fork()
         if child == 0:
             try:
-                self.ring.next()
+                next(self.lender)
                 answer = "a batch"
             except Exception as error:
                 answer = f"{type(error).__name__}: {error}"
@@ -336,7 +354,7 @@ class Reader(Process):
 
     def fail_inside_a_batch(self) -> None:
         """A user's exception with live views, through closing the ring."""
-        self.ring.next()
+        next(self.lender)
         try:
             raise ZeroDivisionError("the user's own")
         finally:

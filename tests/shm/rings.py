@@ -129,6 +129,22 @@ def this_process(who: str) -> Peer:
     return Peer(who=who, rank=0, pid=pid, started=start_time(pid), pidfd=open_pidfd(pid))
 
 
+class Lender(_native.Lender):
+    """Takes what is known by itself; without waiting: None where there is nothing."""
+
+    def __init__(self, ring: RingReader[np.ndarray]) -> None:
+        self._ring, self._hold = ring, ring.config.hold
+        self._lend_from(ring._ring, ring._slots.known, _native.Batch, 0.0)
+
+    def _next_slowly(self) -> _native.Batch | _native.Delivery | None:
+        # As RingReader.next does, which would wait.
+        while (delivery := self._ring._native.next(0.0)) is not None and delivery[2] == RESIZE:
+            self._ring._move()
+        if delivery is None or delivery[2] != DATA:
+            return delivery
+        return _native.Batch(self._ring.arrays(delivery), 0, delivery[4], None, self._ring.slot(delivery))
+
+
 class RealRing:
     """The ring as it ships. Its calls would wait where the twin says no, so ask the native end first, with 0 s."""
 
@@ -147,6 +163,7 @@ class RealRing:
         self.segments: list[deque[tuple[int, int]]] = [deque() for _ in range(num_readers)]
         self.first = (os.dup(self.writer.data_fd), self.writer.slot_bytes)
         self.readers: dict[int, RingReader[np.ndarray]] = {}
+        self.lenders: dict[int, Lender] = {}
         self.views: dict[int, deque[tuple[int, np.ndarray]]] = {i: deque() for i in range(num_readers)}
         self.handed_back = [0] * num_readers
 
@@ -162,6 +179,7 @@ class RealRing:
             receive_data=self.segments[reader].popleft,
             wrap=lambda array: array,
         )
+        self.lenders[reader] = Lender(self.readers[reader])
 
     def _hand_out(self, fd: int, slot_bytes: int) -> None:
         for waiting in self.segments:
@@ -188,23 +206,17 @@ class RealRing:
         return True
 
     def take(self, reader: int) -> Taken | None:
-        ring, views = self.readers[reader], self.views[reader]
-        # As RingReader.next does, which would wait where there is nothing.
-        while True:
-            delivery = ring._native.next(0.0)
-            if delivery is None or delivery[2] != RESIZE:
-                break
-            ring._move()
-        if delivery is None:
+        ring, views, taken = self.readers[reader], self.views[reader], next(self.lenders[reader])
+        if taken is None:
             self._drop(reader, ring.version - self.config.hold + 1)
             return None
-        version, _slot, kind, _layout_id, counts, _lengths = delivery
-        if kind == DATA:
-            views.append((version, ring.arrays(delivery)["values"]))
-            self._drop(reader, version - self.config.hold + 1)
-        else:
+        if isinstance(taken, tuple):
             views.clear()
-        return version, kind, counts[0]
+            return taken[0], taken[2], taken[4][0]
+        version = ring.version - 1
+        views.append((version, taken["values"]))
+        self._drop(reader, version - self.config.hold + 1)
+        return version, DATA, taken.consumed_samples
 
     def _drop(self, reader: int, oldest: int) -> None:
         self.handed_back[reader] = max(oldest, self.handed_back[reader])

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from headrace import _native
 from headrace.bench.bare_futex import BareFutex
 from headrace.bench.handover_charges import ReaderCharge
 from headrace.bench.iceoryx2_ring import Place, Services, Subscriber, counts_at
@@ -59,7 +60,7 @@ def taker(charge: ReaderCharge) -> Take:
 
 
 def take_from_ring(charge: ReaderCharge) -> Take:
-    """With its arrays, which are views."""
+    """With its arrays, which are views, as a feed takes them."""
     writer = Peer(
         who="the bench", rank=None, pid=charge.writer_pid, started=charge.writer_started,
         pidfd=open_pidfd(charge.writer_pid),
@@ -76,11 +77,17 @@ def take_from_ring(charge: ReaderCharge) -> Take:
         wrap=lambda array: array,
     )
 
+    class Lender(_native.Lender):
+        def _next_slowly(self) -> _native.Batch:
+            delivery = ring.next()
+            return _native.Batch(ring.arrays(delivery), delivery[0], delivery[4], None, ring.slot(delivery))
+
+    lender = Lender()
+    ring.lend_to(lender, _native.Batch)
+
     def take() -> int:
-        delivery, arrays, _ = ring.take()
-        if arrays is None:
-            ring.arrays(delivery)
-        return delivery[4][0]
+        stamp: int = next(lender).consumed_samples  # the first of its counts
+        return stamp
 
     return take
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any, Protocol, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import msgspec
-import numpy as np
 
+from headrace import _native
 from headrace.errors import FeedClosed
 from headrace.feed.production import Metadata
 from headrace.shm.layout import read_blob
@@ -21,21 +21,6 @@ _MAX_SEQLEN_NAMES = {
 }
 
 
-class Lender(Protocol):
-    """Who lends the memory of a batch: its feed."""
-
-    oldest_valid: int
-    """Number of the oldest batch that may still be read."""
-
-
-class _Nobody:
-    oldest_valid = 0
-
-
-COPIED: Lender = _Nobody()
-"""The lender of batches that are copies: they stay valid for ever."""
-
-
 def ends_of(arrays: Mapping[str, Any]) -> tuple[int, ...] | None:
     """Ends of the documents as host ints; None where the arrays have no boundaries. On a device this is a wait."""
     for name in ("cu_seqlens_padded", "cu_seqlens", "cu_seq_lens_q"):
@@ -44,44 +29,22 @@ def ends_of(arrays: Mapping[str, Any]) -> tuple[int, ...] | None:
     return None
 
 
-class Batch(Mapping[str, Array]):
+class Batch(_native.Batch, Mapping[str, Array]):
     """One micro batch. `model(**batch)` works: keys are the layout's fields and its host integers.
 
     Arrays are views into the ring, valid while the batch is one of the feed's last `hold` batches; reading a key of an
     older one raises FeedClosed. With `owned=True` they are copies and always valid. Nothing here blocks or touches a
-    device.
+    device. `index`, `consumed_samples`, `max_seqlen`, `num_documents`, `num_loss_tokens` and `num_valid_tokens` are
+    ints; they, and looking at an array, are native/batch.c's.
+
+    Batch(arrays, index, counts, lender, memory, metadata, ends): the slot's `memory` holds the metadata unless they are
+    given, and so do `arrays` the ends of the documents; no `lender`: the arrays are the caller's for ever.
     """
 
-    __slots__ = ("_arrays", "_counts", "_ends", "_lender", "_metadata", "_slot", "index")
+    __slots__ = ()
 
-    # A batch is made for every step, and after an idle gap each line costs microseconds: whatever can wait until
-    # somebody asks for it waits.
-    def __init__(
-        self,
-        arrays: Mapping[str, Array],
-        index: int,
-        counts: tuple[int, ...],
-        lender: Lender,
-        slot: np.ndarray | None,
-        metadata: Metadata | None = None,
-        ends: tuple[int, ...] | None = None,
-    ) -> None:
-        """`slot` holds the metadata, unless they are given already; so do `arrays` the ends of the documents."""
-        self._arrays = arrays
-        self.index = index
-        self._counts = counts
-        self._lender = lender
-        self._slot = slot
-        self._metadata = metadata
-        self._ends = ends
-
-    def __getitem__(self, name: str) -> Any:
-        if self.index < self._lender.oldest_valid:
-            raise self._stale()
-        try:
-            return self._arrays[name]
-        except KeyError:
-            return self._host_ints()[name]
+    def __missing__(self, name: str) -> int:
+        return self._host_ints()[name]
 
     def __iter__(self) -> Iterator[str]:
         yield from self._arrays
@@ -103,32 +66,7 @@ class Batch(Mapping[str, Array]):
     def with_fields(self, names: Collection[str]) -> Batch[Array]:
         """The same batch, of which only these arrays show."""
         arrays = {name: array for name, array in self._arrays.items() if name in names}
-        return Batch(arrays, self.index, self._counts, self._lender, self._slot, self._metadata, self._ends)
-
-    @property
-    def consumed_samples(self) -> int:
-        """Samples of the whole job that are consumed once this batch is."""
-        return self._counts[0]
-
-    @property
-    def max_seqlen(self) -> int:
-        """Tokens of the longest segment."""
-        return self._counts[1]
-
-    @property
-    def num_documents(self) -> int:
-        """Segments of attention."""
-        return self._counts[2]
-
-    @property
-    def num_loss_tokens(self) -> int:
-        """Targets: the sum of the loss mask."""
-        return self._counts[3]
-
-    @property
-    def num_valid_tokens(self) -> int:
-        """Tokens that are text, not padding."""
-        return self._counts[4]
+        return Batch(arrays, self.index, self._counts, self._lender, self._memory, self._metadata, self._ends)
 
     @property
     def actual_seq_len(self) -> tuple[int, ...]:
@@ -154,14 +92,15 @@ class Batch(Mapping[str, Array]):
 
     def _decoded(self) -> Metadata:
         if self._metadata is None:
-            if self.index < self._lender.oldest_valid:
-                raise self._stale()
-            assert self._slot is not None
-            self._metadata = msgspec.msgpack.decode(read_blob(self._slot), type=Metadata)
-        return self._metadata
+            if not self._is_valid:
+                self._raise_stale()
+            assert self._memory is not None
+            self._metadata = msgspec.msgpack.decode(read_blob(self._memory), type=Metadata)
+        metadata: Metadata = self._metadata
+        return metadata
 
-    def _stale(self) -> FeedClosed:
-        return FeedClosed(
+    def _raise_stale(self) -> NoReturn:
+        raise FeedClosed(
             f"batch {self.index} is no longer valid: it is not one of the last `hold` batches of its feed; "
             "raise hold, or take owned=True"
         )

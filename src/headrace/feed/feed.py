@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Generic, Self
+from typing import TYPE_CHECKING, Any, Generic, Self
 
 import msgspec
 import numpy as np
@@ -22,7 +22,7 @@ from headrace import _native
 from headrace.arguments import whole_number
 from headrace.errors import ConfigError, FeedClosed, HeadraceError
 from headrace.feed.agreement import telling_others
-from headrace.feed.batch import COPIED, Array, Batch, ends_of
+from headrace.feed.batch import Array, Batch, ends_of
 from headrace.feed.config import FeedConfig
 from headrace.feed.joining import Membership, join
 from headrace.feed.production import Metadata
@@ -41,7 +41,7 @@ from headrace.shm.ring_writer import DATA, END
 _INTERRUPTED = "this feed was interrupted while it waited for its first batch, and left its group: make a new one"
 
 
-class Feed(Generic[Array]):
+class Feed(_native.Lender, Generic[Array]):
     """Batches for the ranks of one group, each prepared once per host.
 
     Give either `source` (PackedTokens, or a callable that returns an iterable of dicts): a feeder process reads it,
@@ -90,12 +90,10 @@ class Feed(Generic[Array]):
             self._wrap = lambda array: array  # a view is cut from NumPy arrays, and wrapped afterwards
         self._ring: RingReader[Array] | None = None
         self._ended: HeadraceError | StopIteration | None = None
-        self._num_delivered = 0
-        self.oldest_valid = 0
-        """Number of the oldest batch that may still be read."""
         self._beginning = Position(data_size=data_size)
-        self._counts: tuple[int, ...] = ()
         self._source_state: bytes | None = None
+        self._state_follows = 0
+        """After how many batches the source had that state."""
         self._owner_pid = os.getpid()
         self._own_work = threading.Lock()
         """Held while this process opens the feed or writes into it, which is for one thread at a time."""
@@ -119,16 +117,18 @@ class Feed(Generic[Array]):
 
     # -- batches -------------------------------------------------------------------------------------------------------
 
-    def __iter__(self) -> Iterator[Batch[Array]]:
-        return self
+    if TYPE_CHECKING:  # native/batch.c's, which asks `_next_slowly` for all that is not ready, plain and known
 
-    def __next__(self) -> Batch[Array]:
-        """The next batch. Blocks until it is there: then one C call, no copy, no device synchronisation.
+        def __next__(self) -> Batch[Array]:
+            """The next batch. Blocks until it is there: then one C call, no copy, no device synchronisation.
 
-        The batch before the last `config.hold` ones becomes invalid. StopIteration at the end of the data, on every
-        rank at the same batch. SourceError, PeerGone, FeedTimeout, BatchTooLarge, FeedClosed; ConfigError and
-        FormatError for what only the data show.
-        """
+            The batch before the last `config.hold` ones becomes invalid. StopIteration at the end of the data, on every
+            rank at the same batch. SourceError, PeerGone, FeedTimeout, BatchTooLarge, FeedClosed; ConfigError and
+            FormatError for what only the data show.
+            """
+
+    def _next_slowly(self) -> Batch[Array]:
+        """A batch that is late, the first of its kind, a part, a copy; or the end."""
         if self._ended is not None:
             raise self._ended
         try:
@@ -137,25 +137,35 @@ class Feed(Generic[Array]):
             if host is not None and not host.producer.finished:
                 with self._one_thread():
                     host.producer.produce()
-            delivery, arrays, slot = ring.take()
+            delivery = ring.next()
             if delivery[2] != DATA:
                 raise self._end(ring.blob(delivery), delivery[2])
-            counts = delivery[4]
-            self._counts = counts
-            self._num_delivered = index = self._num_delivered + 1
-            self.oldest_valid = index - self._hold
-            if self._digests is not None:
-                self._digests.delivered(index - 1, counts[6])
-            if arrays is None:
-                arrays = ring.arrays(delivery)
-            if self._cutter is not None:
-                arrays, counts = self._cut(self._cutter, ring, arrays, counts)
-            if counts[5] or self._hand_out is not None:
-                return self._unusual(ring, delivery, arrays, counts)
-            return Batch(arrays, index - 1, counts, self, slot)
+            return self._batch(ring, delivery)
         except Exception:
             self._check_open()  # whatever breaks when another thread closes this feed meanwhile, that is why
             raise
+
+    def _batch(self, ring: RingReader[Array], delivery: _native.Delivery) -> Batch[Array]:
+        counts, index = delivery[4], self._num_delivered
+        self._num_delivered = index + 1
+        self._oldest_valid = index + 1 - self._hold
+        self._consumed_samples = counts[0]
+        if self._digests is not None:
+            self._digests.delivered(index, counts[6])
+        arrays, memory, metadata = ring.arrays(delivery), ring.slot(delivery), None
+        if self._cutter is not None:
+            arrays, counts = self._cut(self._cutter, ring, arrays, counts)
+        if counts[5]:
+            metadata = msgspec.msgpack.decode(read_blob(memory), type=Metadata)
+            self._source_state, self._state_follows = metadata.source_state, index + 1
+        if self._hand_out is None:
+            return Batch(arrays, index, counts, self, memory, metadata)
+        metadata = metadata or msgspec.msgpack.decode(read_blob(memory), type=Metadata)
+        ends = ends_of(arrays)  # while they lie on the host
+        copies = self._hand_out(arrays, memory)
+        if self._hands_out_owned:
+            ring.release()  # copied: the writer may have the slot a step earlier
+        return Batch(copies, index, counts, None if self._hands_out_owned else self, None, metadata, ends)
 
     def _cut(
         self, cutter: Cutter[Array], ring: RingReader[Array], arrays: Mapping[str, Any], counts: tuple[int, ...]
@@ -168,25 +178,15 @@ class Feed(Generic[Array]):
         return part, (counts[0], max_seqlen, *counts[2:])
 
     @property
+    def _is_plain(self) -> bool:
+        """Whether batches are handed out as they lie, and nobody but the ring need know of it."""
+        return self._cutter is None and self._hand_out is None and self._digests is None and self._member.host is None
+
+    @property
     def _is_ready(self) -> bool:
         """Whether the next batch can be taken without waiting, and without work of this process."""
         ring = self._ring
         return ring is not None and self._ended is None and self._member.host is None and ring.published > ring.version
-
-    def _unusual(
-        self, ring: RingReader[Array], delivery: _native.Delivery, arrays: dict[str, Array], counts: tuple[int, ...]
-    ) -> Batch[Array]:
-        """What only some feeds do: remember the source's own state, hand out copies."""
-        slot, index = ring.slot(delivery), self._num_delivered - 1
-        metadata = msgspec.msgpack.decode(read_blob(slot), type=Metadata)
-        self._source_state = metadata.source_state
-        if self._hand_out is None:
-            return Batch(arrays, index, counts, self, slot, metadata)
-        ends = ends_of(arrays)  # while they lie on the host
-        copies = self._hand_out(arrays, slot)
-        if self._hands_out_owned:
-            ring.release()  # copied: the writer may have the slot a step earlier
-        return Batch(copies, index, counts, COPIED if self._hands_out_owned else self, None, metadata, ends)
 
     def _start(self) -> RingReader[Array]:
         if os.getpid() != self._owner_pid:
@@ -200,6 +200,8 @@ class Feed(Generic[Array]):
         try:
             self._ring = self._member.attach(self._beginning, self._wrap, self._check_open)
             self._check_open()
+            if self._is_plain:
+                self._ring.lend_to(self, Batch)
         except BaseException as error:
             if self._ended is None:
                 self._ended = error if isinstance(error, HeadraceError) else FeedClosed(_INTERRUPTED)
@@ -245,11 +247,11 @@ class Feed(Generic[Array]):
         if self._num_delivered == 0:
             return self._beginning
         return Position(
-            consumed_samples=self._counts[0],
+            consumed_samples=self._consumed_samples,
             consumed_batches=self._beginning.consumed_batches + self._num_delivered,
             data_size=self._member.topology.data_size,
             # A source need not have a state after every batch, and an older one would belong to another place.
-            source_state=self._source_state if self._counts[5] else None,
+            source_state=self._source_state if self._state_follows == self._num_delivered else None,
         )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -288,7 +290,7 @@ class Feed(Generic[Array]):
         """Leave the group's ring. Idempotent, does not block. Batches become invalid; tensors keep their memory."""
         if self._ended is None:
             self._ended = FeedClosed("this feed is closed")
-        self.oldest_valid = sys.maxsize
+        self._oldest_valid = sys.maxsize
         self._finalizer()
 
     def __enter__(self) -> Self:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import math
 import os
 from collections.abc import Callable
 from typing import Generic
@@ -43,7 +43,7 @@ class RingReader(Generic[Array]):
         wrap: Callable[[np.ndarray], Array],
     ) -> None:
         self.config, self.index, self._who = config, index, who
-        self._watch, self._receive_data, self._wrap = watch, receive_data, wrap
+        self._watch, self._receive_data = watch, receive_data
         self._closed = False
         pid, control = os.getpid(), segment.attach(control_fd, writable=True, knob=_KNOB)
         try:
@@ -51,8 +51,8 @@ class RingReader(Generic[Array]):
         except ValueError as error:  # not our layout, no such reader, or somebody is that reader
             raise ConfigError(f"{who} cannot attach: {error}") from error
         self._ring.watch(watch.pidfds)
-        self._tick_s = TICK_S if watch.is_complete else TICK_WITHOUT_PIDFDS_S
         self._native: _native.RingReader | forked.Unusable = self._ring
+        self._slots = ReadableSlots(wrap)
         self._use_data(data_fd, slot_bytes)
         forked.register(self)
 
@@ -60,22 +60,14 @@ class RingReader(Generic[Array]):
         mapping = segment.attach(data_fd, writable=not is_debugging(), knob=_KNOB, populate=True)
         self._ring.use_data(mapping, slot_bytes)
         self.slot_bytes = slot_bytes
-        self._slots = ReadableSlots(split(segment.memory(mapping), self.config.num_slots, slot_bytes), self._wrap)
+        self._slots.use(split(segment.memory(mapping), self.config.num_slots, slot_bytes))
 
     # -- one batch -----------------------------------------------------------------------------------------------------
 
-    def take(self) -> tuple[_native.Delivery, dict[str, Array] | None, np.ndarray]:
-        """`next`, `arrays` and `slot` at once. No arrays: this slot never held such a batch, or END or ERROR came.
-
-        What a rank calls for every step, so it is one Python frame: after an idle gap of 5 ms, when caches are cold,
-        the three calls apart took 9 us more, of 37.
-        """
-        delivery = self._native.next(self._tick_s)
-        if delivery is None or delivery[2] == RESIZE:
-            delivery = self._take_slowly(delivery)
-        slots, slot = self._slots, delivery[1]
-        arrays = slots.by_lengths[slot].get(delivery[5]) if slots.layout_ids[slot] == delivery[3] else None
-        return delivery, arrays, slots.memory[slot]
+    def lend_to(self, lender: _native.Lender, batch_type: type[_native.Batch]) -> None:
+        """Let `lender` take by itself what is a batch of arrays that are known; the rest is for `next` and `arrays`."""
+        tick_s = TICK_S if self._watch.is_complete else TICK_WITHOUT_PIDFDS_S
+        lender._lend_from(self._ring, self._slots.known, batch_type, tick_s)
 
     def next(self) -> _native.Delivery:
         """Hand back all but the last hold - 1 versions and take the next one.
@@ -83,20 +75,15 @@ class RingReader(Generic[Array]):
         A delivery is (version, slot, kind, layout_id, counts, lengths). Blocks until it is there; one C call if it is.
         END and ERROR come again with every further call. PeerGone, FeedTimeout, FeedClosed.
         """
-        return self._take_slowly(self._native.next(self._tick_s))
-
-    def _take_slowly(self, delivery: _native.Delivery | None) -> _native.Delivery:
-        """What is not there is waited for; RESIZE is dealt with here."""
-        if delivery is None:
-            delivery = self._wait()
+        delivery = self._native.next(0.0) or self._wait()
         while delivery[2] == RESIZE:
             self._move()
-            delivery = self._native.next(self._tick_s) or self._wait()
+            delivery = self._native.next(0.0) or self._wait()
         return delivery
 
     def absorb_resize(self) -> None:
         """Take the RESIZE just published by a writer in this very process, which would wait for us otherwise."""
-        delivery = self._native.next(self._tick_s)
+        delivery = self._native.next(0.0)
         assert delivery is not None, "the writer has published"
         assert delivery[2] == RESIZE, "the writer has published a RESIZE"
         self._move()
@@ -114,6 +101,7 @@ class RingReader(Generic[Array]):
             # RESIZE is behind us and the versions after it lie where we cannot look: this end reads nothing any more.
             reason = error if isinstance(error, HeadraceError) else FeedClosed("interrupted while the feed grew")
             self._native = forked.Unusable(lambda: reason)
+            self._ring.disown()
             raise
 
     def arrays(self, delivery: _native.Delivery) -> dict[str, Array]:
@@ -125,7 +113,7 @@ class RingReader(Generic[Array]):
 
     def slot(self, delivery: _native.Delivery) -> np.ndarray:
         """The bytes of a version's slot (uint8), under the same condition; the array keeps the mapping alive."""
-        return self._slots.memory[delivery[1]]
+        return self._slots.memory(delivery[1])
 
     def blob(self, delivery: _native.Delivery) -> bytes:
         """A copy of the extra metadata of a version, under the same condition."""
@@ -138,19 +126,13 @@ class RingReader(Generic[Array]):
     # -- waiting -------------------------------------------------------------------------------------------------------
 
     def _wait(self) -> _native.Delivery:
-        patience = Patience(self.config, self._describe)
-        try:
-            while True:
-                self._check_peers()
-                patience.check()
-                delivery = self._native.next(self._tick_s)
-                if delivery is not None:
-                    return delivery
-        except (FeedClosed, ValueError):
-            if not self._closed:
-                raise
-            self._ring.close()  # another thread closed this end while this one waited in it
-            raise FeedClosed("this feed was closed while it waited for a batch") from None
+        patience = Patience(self.config, self._describe, lambda: self._ring.wait_ns / 1e9, longest_tick_s=math.inf)
+        delivery = None
+        while delivery is None:
+            self._check_peers()
+            due_s = patience.check()
+            delivery = self._native.next(due_s if self._watch.is_complete else TICK_WITHOUT_PIDFDS_S)
+        return delivery
 
     def _check_peers(self) -> None:
         """PeerGone for a dead reader at once; for a dead or departed writer only when all it published is read."""
@@ -215,10 +197,10 @@ class RingReader(Generic[Array]):
         self._closed = True
         self._native = forked.Unusable(lambda: FeedClosed("this feed is closed"))
         self._ring.leave()
-        self._slots = ReadableSlots([], self._wrap)
-        with contextlib.suppress(RuntimeError):  # a thread inside a wait closes when it comes out
-            self._ring.close()
+        self._ring.close()
+        self._slots.use([])
 
     def disown(self, instead: forked.Unusable) -> None:
         """See forked.py."""
         self._closed, self._native = True, instead
+        self._ring.disown()

@@ -224,8 +224,7 @@ class RingWriter:
             return
         native, self._native = self._native, forked.Unusable(lambda: FeedClosed("this end of the ring is closed"))
         native.set_fate(_native.WRITER_LEFT)
-        with contextlib.suppress(RuntimeError):  # a thread inside a wait: the mapping goes with its last reference
-            native.close()
+        native.close()
         self._slots = WritableSlots([])
         self._close_descriptors()
 

@@ -7,6 +7,7 @@ per length for fields whose first dimension varies.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -17,7 +18,7 @@ from headrace.spec import BatchSpec
 
 Array = TypeVar("Array")
 
-# Distinct lengths of ragged fields remembered per slot; beyond it the memory is dropped and begins anew.
+# Distinct lengths of ragged fields remembered per slot on average; beyond it the memory is dropped and begins anew.
 MAX_REMEMBERED_LENGTHS = 256
 
 
@@ -69,46 +70,77 @@ class WritableSlots:
             self._slots[slot][layout.fields_offset :] = 0xDB
 
 
+@dataclass(slots=True)
+class _Slot(Generic[Array]):
+    """One slot as a reader knows it: the arrays of the layout that it held last."""
+
+    memory: np.ndarray
+    layout_id: int = -1
+    arrays: dict[str, Array | None] = field(default_factory=dict)
+    """In the order of the table; None for those of varying length."""
+    ragged: list[tuple[tuple[str, ...], np.ndarray, int]] = field(default_factory=list)
+    """Names of one array (an alias is no second array), that array at full capacity, which of the lengths it has."""
+
+
 class ReadableSlots(Generic[Array]):
     """The reader's side. `wrap` turns a NumPy view into what is handed out, such as a tensor of the same memory.
 
-    `memory`, `layout_ids` and `by_lengths` are per slot, to be read by RingReader.take: the layout it held last, and
-    the arrays made for that so far.
+    `known` has what was handed out so far, (arrays, memory of the slot) by (slot, layout id, *lengths), and is one dict
+    for ever: native/batch.c looks there first.
     """
 
-    def __init__(self, slots: list[np.ndarray], wrap: Callable[[np.ndarray], Array]) -> None:
-        self.memory = slots
+    def __init__(self, wrap: Callable[[np.ndarray], Array]) -> None:
         self._wrap = wrap
-        self.layout_ids = [-1] * len(slots)
-        self._places: list[tuple[Place, ...]] = [()] * len(slots)
-        self.by_lengths: list[dict[tuple[int, ...], dict[str, Array]]] = [{} for _ in slots]
+        self._slots: list[_Slot[Array]] = []
+        self.known: dict[tuple[int, ...], tuple[dict[str, Array], np.ndarray]] = {}
+
+    def use(self, slots: list[np.ndarray]) -> None:
+        """Read these slots from now on."""
+        self.known.clear()
+        self._slots = [_Slot(memory) for memory in slots]
+
+    def memory(self, slot: int) -> np.ndarray:
+        """The bytes of a slot (uint8); they keep the mapping alive."""
+        return self._slots[slot].memory
 
     def arrays(self, slot: int, layout_id: int, lengths: tuple[int, ...]) -> dict[str, Array]:
         """The arrays of a delivered slot. The dict is shared between deliveries: do not change it."""
-        if self.layout_ids[slot] != layout_id:
-            self._places[slot] = read_table(self.memory[slot])
-            self.by_lengths[slot] = {}
-            self.layout_ids[slot] = layout_id
-        known = self.by_lengths[slot].get(lengths)
-        return known if known is not None else self._build(slot, lengths)
-
-    def _build(self, slot: int, lengths: tuple[int, ...]) -> dict[str, Array]:
-        remembered = self.by_lengths[slot]
-        if len(remembered) >= MAX_REMEMBERED_LENGTHS:
-            remembered.clear()
-        same_everywhere: dict[str, Array] = next(iter(remembered.values()), {})
-        arrays: dict[str, Any] = {}
-        by_offset: dict[int, Array] = {}  # an alias is the same array, not a second one of the same memory
-        for place in self._places[slot]:
-            if place.ragged_index < 0 and place.name in same_everywhere:
-                arrays[place.name] = same_everywhere[place.name]
-                continue
-            array = by_offset.get(place.offset)
-            if array is None:
-                full = view(self.memory[slot], place)
-                array = self._wrap(full if place.ragged_index < 0 else full[: lengths[place.ragged_index]])
-                if place.nbytes:  # a field without elements lies where the next one does
-                    by_offset[place.offset] = array
-            arrays[place.name] = array
-        remembered[lengths] = arrays
+        key = (slot, layout_id, *lengths)
+        if (known := self.known.get(key)) is not None:
+            return known[0]
+        if self._slots[slot].layout_id != layout_id:
+            self._relay(slot, layout_id)
+        of_slot = self._slots[slot]
+        arrays: dict[str, Any] = of_slot.arrays.copy()
+        for names, full, ragged_index in of_slot.ragged:
+            array = self._wrap(full[: lengths[ragged_index]])
+            for name in names:
+                arrays[name] = array
+        if len(self.known) >= MAX_REMEMBERED_LENGTHS * len(self._slots):
+            self.known.clear()
+        self.known[key] = arrays, of_slot.memory
         return arrays
+
+    def _relay(self, slot: int, layout_id: int) -> None:
+        """The slot's table is another one now."""
+        memory = self._slots[slot].memory
+        new: _Slot[Array] = _Slot(memory)
+        by_offset: dict[int, list[Place]] = {}
+        for place in read_table(memory):
+            new.arrays[place.name] = None
+            # A field without elements lies where the next one does.
+            by_offset.setdefault(place.offset if place.nbytes else -1 - len(new.arrays), []).append(place)
+        for places in by_offset.values():
+            names, full, ragged_index = (
+                tuple(one.name for one in places),
+                view(memory, places[0]),
+                places[0].ragged_index,
+            )
+            if ragged_index >= 0:
+                new.ragged.append((names, full, ragged_index))
+            else:
+                new.arrays.update(dict.fromkeys(names, self._wrap(full)))
+        for key in [key for key in self.known if key[0] == slot]:
+            del self.known[key]
+        new.layout_id = layout_id
+        self._slots[slot] = new

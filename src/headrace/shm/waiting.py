@@ -13,13 +13,16 @@ from headrace.errors import ConfigError, FeedTimeout
 
 log = logging.getLogger("headrace")
 
-# How long the native end waits before Python thinks about it. It sleeps in ticks of 100 ms and returns at once when a
-# peer has ended, so a death is known within one of those; without pidfds each tick has to be Python's.
+# How long the native end waits before Python thinks about it, for the first time. It sleeps in ticks of 100 ms and
+# returns at once when a peer has ended, so a death is known within one of those; without pidfds each tick has to be
+# Python's.
 TICK_S = 0.5
 TICK_WITHOUT_PIDFDS_S = 0.1
-# A tick that seems longer was spent stopped (a batch system may suspend a whole job for hours) or starved: such time
-# says nothing about the others, and counts as this much.
-_LONGEST_TICK_S = 2.0
+# Two looks at the clock that are further apart were spent stopped (a batch system may suspend a whole job for hours) or
+# starved: such time says nothing about the others, and counts as this much. native/ring_end.h does the same.
+LONGEST_TICK_S = 2.0
+# So that what is due is over when the next tick begins.
+_OVERDUE_S = 0.001
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,21 +55,33 @@ class RingConfig:
 
 
 class Patience:
-    """One wait, from its first fruitless tick to its end. `describe` says who waits for whom."""
+    """One wait, from its first fruitless tick to its end. `describe` says who waits for whom.
 
-    def __init__(self, config: RingConfig, describe: Callable[[], str], clock: Callable[[], float] = time.monotonic):
-        self._config, self._describe, self._clock = config, describe, clock
+    `clock` may leave out what does not count; then `longest_tick_s` is infinite.
+    """
+
+    def __init__(
+        self,
+        config: RingConfig,
+        describe: Callable[[], str],
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        longest_tick_s: float = LONGEST_TICK_S,
+    ) -> None:
+        self._config, self._describe, self._clock, self._longest_tick_s = config, describe, clock, longest_tick_s
         self._last = clock()
         self._waited_s = 0.0
         self._warned = False
 
-    def check(self) -> None:
-        """Call once per tick. FeedTimeout when the wait has become too long."""
+    def check(self) -> float:
+        """Call once per tick. Seconds until there is something to say; FeedTimeout when it has become too long."""
         now = self._clock()
-        self._waited_s += min(now - self._last, _LONGEST_TICK_S)
+        self._waited_s += min(now - self._last, self._longest_tick_s)
         self._last = now
         if self._waited_s > self._config.timeout_s:
             raise FeedTimeout(self._describe(), timeout_s=self._config.timeout_s)
         if self._waited_s > self._config.stall_warning_s and not self._warned:
             self._warned = True
             log.warning("stalled for %.1f s: waiting for %s", self._waited_s, self._describe())
+        due_s = self._config.timeout_s if self._warned else min(self._config.stall_warning_s, self._config.timeout_s)
+        return due_s - self._waited_s + _OVERDUE_S

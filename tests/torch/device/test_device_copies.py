@@ -30,7 +30,8 @@ class Arena:
         memory = np.zeros(NUM_SLOTS * SLOT_BYTES, np.uint8)
         self.slots = split(memory, NUM_SLOTS, SLOT_BYTES)
         self._writable = WritableSlots(self.slots)
-        self._readable = ReadableSlots(self.slots, as_tensor)
+        self._readable = ReadableSlots(as_tensor)
+        self._readable.use(self.slots)
 
     def write(self, slot: int, value: int) -> None:
         arrays = self._writable.arrays(slot, SPEC)
