@@ -16,8 +16,8 @@ import numpy as np
 from headrace.store import StoreWriter
 
 HERE = Path(__file__).parent
-PATIENCE_S = 600.0
-"""Until ranks count as hung. Four that import megatron-core on two loaded cores were still at it after 100 s."""
+PATIENCE_S = 900.0
+"""Until ranks count as hung. Four that import megatron-core on two loaded cores take 20 s, and took 450 s."""
 
 JOB_TIMEOUT = timedelta(seconds=PATIENCE_S / 2)
 """Of torch.distributed: longer than a loaded machine takes to import, shorter than the patience."""
