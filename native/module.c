@@ -1,6 +1,6 @@
-/* headrace._native: what Python cannot say. Atomics and futex (ring.c), mappings that outlive their views
- * (mapping.c), a ready batch without Python code (batch.c), and the packing pass (pack.c). Limited API, one abi3 wheel
- * for all Pythons from 3.11. */
+/* headrace._native: what Python cannot say, or only slowly. Atomics and futex (ring.c), mappings that outlive their
+ * views (mapping.c), a ready batch without Python code (batch.c), the packing pass (pack.c), two loops of the order
+ * (order.c). Limited API, one abi3 wheel for all Pythons from 3.11. */
 #include "module.h"
 
 #if !defined(__linux__)
@@ -12,6 +12,7 @@ static int exec_module(PyObject *module) {
     if (headrace_add_ring(module) < 0) return -1;
     if (headrace_add_batch(module) < 0) return -1;
     if (headrace_add_pack(module) < 0) return -1;
+    if (headrace_add_order(module) < 0) return -1;
     return 0;
 }
 

@@ -11,6 +11,7 @@ int headrace_add_mapping(PyObject *module); /* mapping.c: type Mapping, a shared
 int headrace_add_ring(PyObject *module);    /* ring.c:    types RingWriter and RingReader, versions, slots, futex waits */
 int headrace_add_batch(PyObject *module);   /* batch.c:   types Batch and Lender, a ready batch in one call */
 int headrace_add_pack(PyObject *module);    /* pack.c:    pack(), token rows to fields in one pass */
+int headrace_add_order(PyObject *module);   /* order.c:   draw_blend(), index_samples(), loops that NumPy has no word for */
 
 /* ring.c for batch.c. `peek` returns the descriptor and the slot of the next version if that is a batch, after having handed
  * back what it may and waited for at most timeout_s. NULL, without an exception: only RingReader.next knows what to do.

@@ -153,3 +153,9 @@ def zigzag_runs(
 def cut(
     fields: Sequence[tuple[NDArray[Any], NDArray[Any], int, int, int]], runs: NDArray[Any], num_runs: int, shift: int, /
 ) -> None: ...
+
+# order.c
+def draw_blend(
+    shares: NDArray[Any], limits: NDArray[Any], corpus_index: NDArray[Any], corpus_sample_index: NDArray[Any], /
+) -> None: ...
+def index_samples(lengths: NDArray[Any], sample_index: NDArray[Any], sequence_length: int, extra: int, /) -> None: ...

@@ -13,6 +13,7 @@ from headrace.order import (
     parse_blend,
     split_range,
 )
+from headrace.order.draw import BlendIndex
 
 LENGTHS = np.array([5, 3, 8], np.int32)
 
@@ -75,7 +76,7 @@ def test_samples_that_do_not_exist(sample: int) -> None:
     assert len(order) == 3
     for asked in (
         order,
-        BlendedOrder([order], np.zeros(3, np.int16)),
+        BlendedOrder([order], BlendIndex(np.zeros(3, np.int16), np.arange(3))),
         EpochOrder(LENGTHS, rules, num_epochs=1),
     ):
         with pytest.raises(IndexError, match=f"sample {sample} of 3"):
@@ -109,13 +110,13 @@ def test_a_blend_of_nothing_and_of_too_much() -> None:
 def test_a_blend_that_draws_more_than_there_is() -> None:
     order = MegatronOrder(LENGTHS, OrderRules(sequence_length=5))
     with pytest.raises(ConfigError, match="draws 4 samples from corpus 0, which has 3; raise `surplus`"):
-        BlendedOrder([order], np.zeros(4, np.int16))
+        BlendedOrder([order], BlendIndex(np.zeros(4, np.int16), np.arange(4)))
 
 
 def test_a_blend_of_different_rows() -> None:
     orders = [MegatronOrder(LENGTHS, OrderRules(sequence_length=length)) for length in (4, 5)]
     with pytest.raises(ConfigError, match=r"agree on tokens per row, got \[5, 6\]"):
-        BlendedOrder(orders, np.zeros(1, np.int16))
+        BlendedOrder(orders, BlendIndex(np.zeros(1, np.int16), np.zeros(1, np.int64)))
 
 
 def test_data_path_arguments() -> None:

@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from headrace.errors import ConfigError
-from headrace.order.draw import Choices, Drawing, running_numbers
+from headrace.order.draw import BlendIndex, Drawing
 from headrace.order.index_cache import BLEND_ARRAYS, IndexCache, blend_identity
 from headrace.order.megatron import MegatronOrder
 from headrace.order.plan import IntArray, OrderRules
@@ -26,21 +26,20 @@ SURPLUS = 0.005
 
 
 class BlendedOrder:
-    """Samples of `orders`, interleaved. See SampleOrder for what it answers.
+    """Samples of `orders`, interleaved as `index` says. See SampleOrder for what it answers.
 
-    `choices`: which order each sample comes from, int16 [num_samples]. Raises ConfigError if an order has fewer
-    samples than are drawn from it, or the orders differ in `row_tokens`.
+    Raises ConfigError if an order has fewer samples than are drawn from it, or the orders differ in `row_tokens`.
     """
 
-    def __init__(self, orders: Sequence[SampleOrder], choices: Choices) -> None:
+    def __init__(self, orders: Sequence[SampleOrder], index: BlendIndex) -> None:
         if len({order.row_tokens for order in orders}) != 1:
             raise ConfigError(f"blended corpora must agree on tokens per row, got {[o.row_tokens for o in orders]}")
         self.orders = tuple(orders)
-        self.corpus_index = choices
-        """Which order each sample comes from: Megatron's dataset_index."""
-        self.corpus_sample_index = running_numbers(choices, len(orders))
-        """Which sample of that order: Megatron's dataset_sample_index."""
-        for corpus, (order, drawn) in enumerate(zip(orders, np.bincount(choices, minlength=len(orders)), strict=True)):
+        self.corpus_index, self.corpus_sample_index = index
+        """Which order each sample comes from, and which of its samples: Megatron's dataset_index and
+        dataset_sample_index."""
+        counts = np.bincount(index.corpus_index, minlength=len(orders))
+        for corpus, (order, drawn) in enumerate(zip(orders, counts, strict=True)):
             if drawn > len(order):
                 raise ConfigError(
                     f"the blend draws {drawn} samples from corpus {corpus}, which has {len(order)}; "
@@ -100,7 +99,9 @@ def blend_megatron(
         orders = _orders(lengths_per_corpus, rules, wanted, caches)
         # The builder has normalized already, and BlendedDataset does so again: the last bit may change.
         drawing = Drawing(weights=normalize(shares), size=sum(requested_per_corpus(shares, rules.num_samples)))
-    return BlendedOrder(orders, _choices(drawing, orders, caches))
+    index = drawing.draw()
+    _keep(index, drawing, orders, caches)
+    return BlendedOrder(orders, index)
 
 
 def _orders(
@@ -115,18 +116,16 @@ def _orders(
     ]
 
 
-def _choices(drawing: Drawing, orders: Sequence[MegatronOrder], caches: Sequence[IndexCache | None]) -> Choices:
-    """The drawing's choices, kept in the first corpus's cache if all corpora have one."""
+def _keep(
+    index: BlendIndex, drawing: Drawing, orders: Sequence[MegatronOrder], caches: Sequence[IndexCache | None]
+) -> None:
+    """Leave the blend for Megatron, in the first corpus's cache if all corpora have one.
+
+    Here it is drawn in every start: nothing checks a blend that was found on disk faster than drawing it.
+    """
     kept = [cache for cache in caches if cache is not None]
-    if len(kept) < len(caches):
-        return drawing.choices()
-    identity = blend_identity(kept, [order.rules for order in orders], drawing)
-    found = kept[0].read(identity, BLEND_ARRAYS)
-    if found is not None and drawing.gives(found[0]):
-        return found[0]
-    choices = drawing.choices()
-    kept[0].write(identity, (choices, running_numbers(choices, len(orders))), BLEND_ARRAYS)
-    return choices
+    if len(kept) == len(caches):
+        kept[0].keep(blend_identity(kept, [order.rules for order in orders], drawing), index, BLEND_ARRAYS)
 
 
 def requested_per_corpus(shares: Sequence[float], num_samples: int, *, surplus: float = 0.0) -> list[int]:

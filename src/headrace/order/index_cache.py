@@ -7,7 +7,8 @@ one left. Otherwise the names are our own: headrace-1-<digest>-..., a digest of 
 Megatron's description leaves out the extra token, the partial last sample and the corpus itself, and its files are
 written in place by one process while others may look. So nothing is believed: arrays that were found are used only if
 they follow from the lengths (see `_follows`); else they are built anew and written again, under a temporary name first.
-A folder that cannot be written costs the next start its cache, nothing more.
+A blend is drawn in any case, and written unless the same one is there. A folder that cannot be written costs the next
+start its cache, nothing more.
 """
 
 from __future__ import annotations
@@ -113,6 +114,12 @@ class IndexCache:
             return False
         return True
 
+    def keep(self, identity: Identity, arrays: Sequence[IntArray], names: Sequence[str]) -> None:
+        """Write arrays and description, unless the same are there."""
+        found = self.read(identity, names)
+        if found is None or not all(map(_same, found, arrays)):
+            self.write(identity, arrays, names)
+
     def _order_identity(self, lengths: IntArray, rules: OrderRules) -> Identity:
         if self.names is not None:
             return _megatrons(self.names.identifiers(rules), rules.split_name)
@@ -163,6 +170,10 @@ def _replace(path: Path, content: IntArray | str) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def _same(one: IntArray, other: IntArray) -> bool:
+    return one.dtype == other.dtype and np.array_equal(one, other)
+
+
 def _follows(arrays: IndexArrays, lengths: IntArray, rules: OrderRules, plan: OrderPlan) -> bool:
     """Whether the arrays could have been built from these lengths and rules: everything except the seed is checked.
 
@@ -187,4 +198,4 @@ def _follows(arrays: IndexArrays, lengths: IntArray, rules: OrderRules, plan: Or
         num_samples=plan.num_samples,
         extra=rules.extra,
     )
-    return samples.dtype == expected.dtype and np.array_equal(samples, expected)
+    return _same(samples, expected)
