@@ -281,3 +281,11 @@ def test_odd_events_do_not_stop_the_rest(tmp_path):
 def test_the_main_thread_is_the_one_with_the_step_marks(tmp_path):
     events = [step(1, 0, 50), x("cpu_op", "a", 1, 5, tid=MAIN), x("cpu_op", "b", 1, 40, tid=WORKER)]
     assert only_step(read_kineto(write(tmp_path / "rank_0.json", events))).computing_ns == 5_000
+
+
+def test_what_collectives_carry_is_read_before_their_window_is_overwritten(tmp_path):
+    """A gzip is unpacked into one buffer, window after window; arguments of ranges are decoded only where they matter."""
+    count = 6000
+    events = [step(1, 0, 20 * count + 10.0), *(gloo("all_reduce", 20.0 * n, 10, (n + 1,)) for n in range(count))]
+    trace = read_kineto(write(tmp_path / "rank_0.json.gz", events))
+    assert [collective.in_elements for collective in trace.collectives] == list(range(1, count + 1))

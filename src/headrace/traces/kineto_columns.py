@@ -6,8 +6,9 @@ Operators of a CPU job are kept as unions per thread: their number does not matt
 from __future__ import annotations
 
 import re
+from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -32,9 +33,7 @@ from headrace.traces.kineto_events import (
     Operator,
     Range,
     arguments,
-    correlations,
-    durations_ns,
-    starts_ns,
+    microseconds_to_ns,
 )
 from headrace.traces.timeline import TaskKind
 
@@ -50,8 +49,8 @@ _CPU_BACKENDS = ("gloo:", "mpi:", "ucc:")
 
 _LONG_FLOAT_STAMP = re.compile(rb'"ts"\s*:\s*"?(\d{16,})\.\d')
 _DEVICE_CATEGORY = re.compile(rb'"cat"\s*:\s*"(?:' + "|".join(sorted(DEVICE_CATEGORIES)).encode() + rb')"')
-EVENTS_AT_ONCE = 1 << 12
-"""Events that wait for their arrays: some 600 KB, which stay in the cache."""
+OPERATORS_AT_ONCE = 1 << 12
+"""Operators that wait for their union: some 600 KB, which stay in the cache."""
 
 _SNIFFED_BYTES = 256 << 10
 _STAMP_SEEN_BYTES = 32 << 10
@@ -118,13 +117,12 @@ def read_columns(path: Path) -> KinetoColumns:
 
 
 class _Collector:
-    """Sorts events by class and turns them into arrays, many at a time: numpy's calls cost as much as fifty events."""
+    """Sorts the events of each window by class, while they are in the cache, and appends what matters to columns."""
 
     def __init__(self, origin_us: int) -> None:
         self._origin_us = origin_us
-        self._device: list[tuple[Int64, Int64, npt.NDArray[np.uint8], Int64]] = []
-        self._call_columns: list[tuple[Int64, Int64]] = []
-        self._num_device = 0
+        self._device = _DeviceColumns()
+        self._call_start_us, self._call_correlation = array("d"), array("q")
         self._num_events = 0
         self._kind_of_name: dict[str, TaskKind] = {}
         self._collectives: list[CollectiveKernel] = []
@@ -134,51 +132,47 @@ class _Collector:
         self._names_accelerator = False
         self._running: defaultdict[Thread, IntervalSet] = defaultdict(lambda: EMPTY)
         self._issuing: defaultdict[Thread, IntervalSet] = defaultdict(lambda: EMPTY)
-        self._waiting: list[Any] = []
+        self._operators: list[Operator] = []
         self._wanted = {Kernel, *COPIES, *CALLS, Operator, Range}
 
     def add(self, batch: list[Any]) -> None:
+        """What a batch refers to in the window (`args` of a range) is read here: the next batch may overwrite it."""
         self._num_events += len(batch)
         if batch and isinstance(batch[0], LooseEvent):
             batch = [event for loose in batch if (event := loose.typed(self._origin_us)) is not None]
         # Two thirds are arrows and the like: they are passed over at the price of one look-up each.
         wanted = self._wanted
-        self._waiting += [event for event in batch if type(event) in wanted]
-        if len(self._waiting) > EVENTS_AT_ONCE:
-            self._flush()
-
-    def _flush(self) -> None:
-        calls = [event for event in self._waiting if type(event) in CALLS]
-        others = [event for event in self._waiting if type(event) not in CALLS]
-        self._waiting.clear()
-        if calls:
-            self._call_columns.append((starts_ns(calls), correlations(calls)))
-        if copies := [event for event in others if type(event) in COPIES]:
-            self._add_device(copies, np.full(len(copies), TaskKind.COPY, dtype=np.uint8))
-        if kernels := [event for event in others if type(event) is Kernel]:
-            self._add_device(kernels, self._kinds(kernels))
-        for event in others:
+        if not (kept := [event for event in batch if type(event) in wanted]):
+            return
+        if calls := [event for event in kept if type(event) in CALLS]:
+            self._call_start_us.extend([call.ts for call in calls])
+            self._call_correlation.extend([call.args.correlation for call in calls])
+        if len(calls) == len(kept):
+            return
+        if copies := [event for event in kept if type(event) in COPIES]:
+            self._device.extend(copies, [TaskKind.COPY] * len(copies))
+        if kernels := [event for event in kept if type(event) is Kernel]:
+            self._device.extend(kernels, self._kinds(kernels))
+        for event in kept:
             if type(event) is Range:
                 self._add_range(event)
-        if operators := [event for event in others if type(event) is Operator]:
-            self._add_operators(operators)
+        if len(self._device):
+            self._wanted.discard(Operator)  # operators matter only where nothing else computes
+        else:
+            self._operators += [event for event in kept if type(event) is Operator]
+            self._join_operators(at_least=OPERATORS_AT_ONCE)
 
-    def _add_device(self, events: Sequence[Kernel | Copy], kinds: npt.NDArray[np.uint8]) -> None:
-        self._device.append((starts_ns(events), durations_ns(events), kinds, correlations(events)))
-        self._num_device += len(events)
-        self._wanted.discard(Operator)  # operators matter only where nothing else computes
-
-    def _kinds(self, kernels: list[Kernel]) -> npt.NDArray[np.uint8]:
+    def _kinds(self, kernels: list[Kernel]) -> list[TaskKind]:
         known = self._kind_of_name
-        of_each = [known.get(kernel.name) for kernel in kernels]
-        if None in of_each:
-            known.update((kernel.name, _kind_of_kernel(kernel)) for kernel in kernels if kernel.name not in known)
-            of_each = [known[kernel.name] for kernel in kernels]
-        kinds = np.array(of_each, dtype=np.uint8)
-        for index in np.flatnonzero(kinds == TaskKind.COMMUNICATION).tolist():
-            kernel, task = kernels[index], self._num_device + index
-            self._collectives.append(CollectiveKernel(task=task, name=kernel.name, args=kernel.args))
-        return kinds
+        for kernel in kernels:
+            if kernel.name not in known:
+                known[kernel.name] = _kind_of_kernel(kernel)
+        of_each = [known[kernel.name] for kernel in kernels]
+        if TaskKind.COMMUNICATION in of_each:
+            for task, (kernel, kind) in enumerate(zip(kernels, of_each, strict=True), start=len(self._device)):
+                if kind is TaskKind.COMMUNICATION:
+                    self._collectives.append(CollectiveKernel(task=task, name=kernel.name, args=kernel.args))
+        return of_each
 
     def _add_range(self, event: Range) -> None:
         step = _STEP.match(event.name)
@@ -189,8 +183,8 @@ class _Collector:
         named = NamedRange(
             name=event.name,
             thread=event.tid,
-            start_ns=int(starts_ns([event])[0]),
-            duration_ns=int(durations_ns([event])[0]),
+            start_ns=int(microseconds_to_ns(np.array([event.ts]))[0]),
+            duration_ns=int(microseconds_to_ns(np.array([event.dur]))[0]),
             args=arguments(event.args) if communicates else {},
         )
         if step:
@@ -202,26 +196,32 @@ class _Collector:
         else:
             self._names_accelerator = True
 
-    def _add_operators(self, events: list[Operator]) -> None:
+    def _join_operators(self, *, at_least: int) -> None:
+        """Many at a time: numpy's calls cost as much as fifty events."""
+        if len(self._operators) < at_least:
+            return
         per_thread: defaultdict[tuple[Thread, bool], list[Operator]] = defaultdict(list)
-        for event in events:
+        for event in self._operators:
             per_thread[event.tid, event.name.startswith(_ISSUES_COLLECTIVE)].append(event)
+        self._operators.clear()
         for (thread, issues), own in per_thread.items():
-            start_ns = starts_ns(own)
+            start_ns = microseconds_to_ns(np.array([event.ts for event in own]))
+            duration_ns = microseconds_to_ns(np.array([event.dur for event in own]))
             lane = self._issuing if issues else self._running
-            lane[thread] = merge(lane[thread], union(start_ns, start_ns + durations_ns(own)))
+            lane[thread] = merge(lane[thread], union(start_ns, start_ns + duration_ns))
 
     def columns(self, file: EventFile[Any]) -> KinetoColumns:
-        self._flush()
+        self._join_operators(at_least=1)
+        device = self._device
         return KinetoColumns(
             envelope=file.envelope,
             origin_ns=self._origin_us * 1000,
-            device_start=_join(part[0] for part in self._device),
-            device_duration=_join(part[1] for part in self._device),
-            device_kind=np.concatenate([np.empty(0, np.uint8), *(part[2] for part in self._device)]),
-            device_correlation=_join(part[3] for part in self._device),
-            call_start=_join(part[0] for part in self._call_columns),
-            call_correlation=_join(part[1] for part in self._call_columns),
+            device_start=microseconds_to_ns(np.frombuffer(device.start_us)),
+            device_duration=microseconds_to_ns(np.frombuffer(device.duration_us)),
+            device_kind=np.frombuffer(device.kind, np.uint8),
+            device_correlation=np.frombuffer(device.correlation, np.int64),
+            call_start=microseconds_to_ns(np.frombuffer(self._call_start_us)),
+            call_correlation=np.frombuffer(self._call_correlation, np.int64),
             collectives=tuple(self._collectives),
             step_marks=tuple(self._steps),
             loading=tuple(self._loading),
@@ -232,6 +232,23 @@ class _Collector:
             skipped_events=file.skipped,
             truncated=file.truncated,
         )
+
+
+class _DeviceColumns:
+    """One entry per device task: 25 bytes."""
+
+    def __init__(self) -> None:
+        self.start_us, self.duration_us = array("d"), array("d")
+        self.kind, self.correlation = array("B"), array("q")
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    def extend(self, events: Sequence[Kernel | Copy], kinds: Sequence[TaskKind]) -> None:
+        self.start_us.extend([event.ts for event in events])
+        self.duration_us.extend([event.dur for event in events])
+        self.correlation.extend([event.args.correlation for event in events])
+        self.kind.extend(kinds)
 
 
 def _sniff(path: Path) -> tuple[bool, int]:
@@ -257,7 +274,3 @@ def _kind_of_kernel(kernel: Kernel) -> TaskKind:
     if is_communication(kernel.name) or kernel.args.collective is not None:
         return TaskKind.COMMUNICATION
     return compute_kind(kernel.name)
-
-
-def _join(parts: Iterable[Int64]) -> Int64:
-    return np.concatenate([np.empty(0, np.int64), *parts])

@@ -12,9 +12,7 @@ holds 16 digits, so "16 digits and 3 decimals" is read as text.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from decimal import Decimal
-from operator import attrgetter
 from typing import Any, TypeAlias
 
 import msgspec
@@ -202,24 +200,6 @@ def _kernel_args(args: msgspec.Raw) -> KernelArgs:
     except msgspec.MsgspecError:
         correlation = arguments(args).get("correlation")
         return KernelArgs(correlation=correlation if isinstance(correlation, int) else -1)
-
-
-_START, _DURATION = attrgetter("ts"), attrgetter("dur")
-
-
-def starts_ns(events: Sequence[Event]) -> Nanoseconds:
-    """Start of each event in integer nanoseconds, on the scale of its `ts`."""
-    return microseconds_to_ns(np.fromiter(map(_START, events), dtype=np.float64, count=len(events)))
-
-
-def durations_ns(events: Sequence[Kernel | Copy | Range | Operator]) -> Nanoseconds:
-    """Duration of each event in integer nanoseconds; NO_DURATION becomes negative."""
-    return microseconds_to_ns(np.fromiter(map(_DURATION, events), dtype=np.float64, count=len(events)))
-
-
-def correlations(events: Sequence[Call | Copy | Kernel]) -> Nanoseconds:
-    """int64 [n]: what leads from a call to the device's task; -1 where there is none."""
-    return np.array([event.args.correlation for event in events], dtype=np.int64)
 
 
 def microseconds_to_ns(microseconds: npt.NDArray[np.float64]) -> Nanoseconds:
