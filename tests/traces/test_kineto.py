@@ -284,7 +284,7 @@ def test_the_main_thread_is_the_one_with_the_step_marks(tmp_path):
 
 
 def test_what_collectives_carry_is_read_before_their_window_is_overwritten(tmp_path):
-    """A gzip is unpacked into one buffer, window after window; arguments of ranges are decoded only where they matter."""
+    """A gzip is unpacked into one buffer, window by window; a range's arguments are decoded only where they matter."""
     count = 6000
     events = [step(1, 0, 20 * count + 10.0), *(gloo("all_reduce", 20.0 * n, 10, (n + 1,)) for n in range(count))]
     trace = read_kineto(write(tmp_path / "rank_0.json.gz", events))
