@@ -32,7 +32,8 @@ BAD = {
     Path: ("", "a\0b", LONG),
 }
 ZERO_MEANS_SOMETHING = {
-    "cp_rank", "elastic_documents", "eod", "large_bytes", "mtp_depth", "sample", "seed", "slow_rank", "smallest_effect",
+    "cp_rank", "drawn_samples", "elastic_documents", "eod", "large_bytes", "mtp_depth", "sample",
+    "seed", "slow_rank", "smallest_effect",
 }  # fmt: skip
 OUTPUTS = {"csv", "html", "json", "perfetto", "trace"}
 NAMES = ("", "a\0b", LONG, f"{LONG}/below")
