@@ -157,9 +157,13 @@ def test_pack_and_order(document, corpus, monkeypatch):
     assert "memcpy" in shown
     assert "without megatron" in shown
     found, shown = document(
-        "order", "--seq", "64", "--rounds", "2", "--documents", "500", "--elastic-documents", "2000"
-    )
-    assert {row["what"] for row in found["rows"]} == {"sample_index", "whole", "first batch at 2e+04 of 2e+05"}
+        "order", "--seq", "64", "--rounds", "2", "--documents", "500", "--elastic-documents", "2000",
+        "--drawn-samples", "300",
+    )  # fmt: skip
+    assert {row["what"] for row in found["rows"]} == {
+        "sample_index", "whole", "drawing", "first batch at 2e+04 of 2e+05",
+    }  # fmt: skip
+    assert "None" not in shown.split("helper_over_headrace")[0], "what a blend has not is left empty"
     assert found["summary"]["elastic_allocated_bytes"] < 200_000
     assert f"elastic_allocated_bytes: {found['summary']['elastic_allocated_bytes']}" in shown
     assert "without megatron" in shown

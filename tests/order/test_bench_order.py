@@ -18,17 +18,25 @@ def test_the_record_holds_raw_values_and_ratios_that_follow_from_them() -> None:
         sequence_lengths=(64, 4096),
         num_rounds=6,
         num_warmup_rounds=1,
+        num_drawn_samples=50,
         clock=lambda: next(ticks) ** 2 * 1000,  # every span differs, so a mix-up of values would show
     )
     json.dumps(record)
     rows = {(row["what"], row["contender"], row["sequence_length"]): row for row in record["rows"]}
-    assert len(rows) == 2 * 2 * 2
+    assert len(rows) == 2 * 2 * 2 + 2
     for row in rows.values():
         assert (len(row["values_us"]), len(row["warmup_us"])) == (6, 1)
         assert row["median_us"] == np.median(row["values_us"])
-        assert row["num_documents"] / row["num_samples"] == row["documents_per_sample"]
-    for name, what in (("helper_over_headrace", "sample_index"), ("megatron_over_headrace", "whole")):
-        medians = [rows[what, contender, 4096]["median_us"] for contender in ("megatron", "headrace")]
+        if row["what"] == "drawing":
+            assert (row["num_corpora"], row["num_samples"], row["num_documents"]) == (20, 50, None)
+        else:
+            assert row["num_documents"] / row["num_samples"] == row["documents_per_sample"]
+    for name, what, length in (
+        ("helper_over_headrace", "sample_index", 4096),
+        ("megatron_over_headrace", "whole", 4096),
+        ("drawing_helper_over_headrace", "drawing", None),
+    ):
+        medians = [rows[what, contender, length]["median_us"] for contender in ("megatron", "headrace")]
         assert record["summary"][name] == medians[0] / medians[1]
         low, high = record["summary"][f"{name}_interval"]
         assert low <= record["summary"][name] <= high

@@ -6,11 +6,12 @@ Two rows of figures per sequence length, on the same corpus and seed, equal resu
                   beside build_sample_index; ours includes taking documents and lengths apart again
     whole         from the lengths to all three index arrays, as GPTDataset builds them without a cache on disk
 
-And, for the order that builds nothing, the first batch of a run that is continued (elastic_start.py).
+Beside them a blend drawn (blend_draw.py), and for the order that builds nothing the first batch of a run that is
+continued (elastic_start.py).
 
 Isolates: integers in memory to integers in memory; no disk, no token. Held fixed: one process, one thread, one epoch.
-How it can mislead: documents are synthetic (lognormal lengths as of web text); the helper's time grows with samples and
-documents, ours mostly with documents, so the ratio depends on documents per sample, which each row states.
+How it can mislead: documents are synthetic (lognormal lengths as of web text); the helper looks lengths up at random,
+so its time depends on what the cache holds, and the ratio on documents per sample, which each row states.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ from typing import Any
 
 import numpy as np
 
+from headrace.bench.blend_draw import NUM_CORPORA, drawers
 from headrace.bench.elastic_start import first_batches
 from headrace.bench.pack import SYNTHETIC_MEDIAN_TOKENS, SYNTHETIC_SIGMA
 from headrace.errors import ConfigError, HeadraceError
 from headrace.measure.environment import capture_environment
-from headrace.measure.statistics import median, p99, ratio_interval
+from headrace.measure.statistics import RatioInterval, median, p99, ratio_interval
 from headrace.order import OrderRules
 from headrace.order.megatron import build_index_arrays, shuffled_documents
 from headrace.order.plan import IntArray, OrderPlan, plan_order
@@ -50,6 +52,7 @@ def run(
     num_rounds: int = 20,
     num_warmup_rounds: int = 2,
     num_elastic_documents: int = 0,
+    num_drawn_samples: int = 0,
     seed: int = 1234,
     clock: Callable[[], int] = time.perf_counter_ns,
 ) -> dict[str, Any]:
@@ -57,7 +60,8 @@ def run(
 
     `summary`: at 4096 tokens, `helper_over_headrace` is the ratio of medians for the sample index alone and
     `megatron_over_headrace` for all index arrays, each with its 95 % interval over paired rounds; `lowest_` is the
-    smallest over all sequence lengths. None where megatron-core is missing, and `skipped` says so.
+    smallest over all sequence lengths; `drawing_helper_over_headrace` the ratio for a blend of `num_drawn_samples`,
+    None if that is 0. None where megatron-core is missing, and `skipped` says so.
     `elastic_first_batch_ms` is the median start of a continued run over an index of `num_elastic_documents`, None if
     that is 0; to be below 50. `clock` returns nanoseconds.
     """
@@ -76,21 +80,19 @@ def run(
         plan = plan_order(lengths, rules)
         for what, contenders in _contenders(lengths, rules, plan, megatron).items():
             values = _take_turns(contenders, num_warmup_rounds + num_rounds, clock)
-            rows += [
-                {
-                    "what": what,
-                    "contender": name,
-                    "sequence_length": sequence_length,
-                    "num_documents": num_documents,
-                    "num_samples": plan.num_samples,
-                    "documents_per_sample": num_documents / plan.num_samples,
-                    "median_us": median(values_us[num_warmup_rounds:]),
-                    "p99_us": p99(values_us[num_warmup_rounds:]),
-                    "values_us": values_us[num_warmup_rounds:],
-                    "warmup_us": values_us[:num_warmup_rounds],
-                }
-                for name, values_us in values.items()
-            ]
+            rows += _rows(
+                what,
+                values,
+                num_warmup_rounds,
+                sequence_length=sequence_length,
+                num_documents=num_documents,
+                num_samples=plan.num_samples,
+                documents_per_sample=num_documents / plan.num_samples,
+            )
+    if num_drawn_samples:
+        contenders = drawers(num_drawn_samples, seed=seed, helpers=megatron and megatron[0])
+        values = _take_turns(contenders, num_warmup_rounds + num_rounds, clock)
+        rows += _rows("drawing", values, num_warmup_rounds, num_corpora=NUM_CORPORA, num_samples=num_drawn_samples)
     resumed = first_batches(num_documents=num_elastic_documents, num_rounds=num_rounds, seed=seed, clock=clock)
     return {
         "version": RECORD_VERSION,
@@ -100,6 +102,23 @@ def run(
         "skipped": skipped,
         "summary": _summarise(rows) | resumed["summary"],
     }
+
+
+def _rows(what: str, values: dict[str, list[float]], num_warmup_rounds: int, **sizes: float) -> list[dict[str, Any]]:
+    """One row per contender; sizes that have no meaning for `what` are None."""
+    nothing = {"sequence_length": None, "num_documents": None, "documents_per_sample": None}
+    return [
+        {"what": what, "contender": name}
+        | nothing
+        | sizes
+        | {
+            "median_us": median(values_us[num_warmup_rounds:]),
+            "p99_us": p99(values_us[num_warmup_rounds:]),
+            "values_us": values_us[num_warmup_rounds:],
+            "warmup_us": values_us[:num_warmup_rounds],
+        }
+        for name, values_us in values.items()
+    ]
 
 
 def _megatron() -> tuple[tuple[Any, Any] | None, dict[str, str]]:
@@ -180,19 +199,26 @@ def _take_turns(contenders: dict[str, Contender], num_rounds: int, clock: Callab
 
 def _summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
     summary: dict[str, Any] = {"sequence_length": SUMMARY_SEQUENCE_LENGTH}
-    for name, what in (("helper_over_headrace", "sample_index"), ("megatron_over_headrace", "whole")):
-        ratios = {}
-        for length in {row["sequence_length"] for row in rows}:
-            found = {
-                row["contender"]: row["values_us"]
-                for row in rows
-                if row["what"] == what and row["sequence_length"] == length
-            }
-            if "megatron" in found:
-                ratios[length] = ratio_interval(found["megatron"], found["headrace"])
-        here = ratios.get(SUMMARY_SEQUENCE_LENGTH)
+    for name, what, length in (
+        ("helper_over_headrace", "sample_index", SUMMARY_SEQUENCE_LENGTH),
+        ("megatron_over_headrace", "whole", SUMMARY_SEQUENCE_LENGTH),
+        ("drawing_helper_over_headrace", "drawing", None),
+    ):
+        ratios = _ratios([row for row in rows if row["what"] == what])
+        here = ratios.get(length)
         summary[name] = here.estimate if here else None
         summary[f"{name}_interval"] = [here.low, here.high] if here else [None, None]
-        estimates = [ratio.estimate for ratio in ratios.values() if ratio.estimate is not None]
-        summary[f"lowest_{name}"] = min(estimates, default=None)
+        if length is not None:
+            estimates = [ratio.estimate for ratio in ratios.values() if ratio.estimate is not None]
+            summary[f"lowest_{name}"] = min(estimates, default=None)
     return summary
+
+
+def _ratios(rows: list[dict[str, Any]]) -> dict[int | None, RatioInterval]:
+    """Megatron's time over ours by sequence length; empty without Megatron."""
+    values = {(row["sequence_length"], row["contender"]): row["values_us"] for row in rows}
+    return {
+        length: ratio_interval(theirs, values[length, "headrace"])
+        for (length, contender), theirs in values.items()
+        if contender == "megatron"
+    }

@@ -139,6 +139,9 @@ def order(
     elastic_documents: Annotated[
         int, typer.Option(help="Documents of the index over which an elastic run is continued; 0: leave it out.")
     ] = 10_000_000,
+    drawn_samples: Annotated[
+        int, typer.Option(help="Samples to draw from a blend of 20 corpora; 0: leave it out.")
+    ] = 10_000_000,
     json: Json = None,
 ) -> None:
     """How long it takes to know which tokens make which sample, beside megatron-core's C++ helper."""
@@ -151,6 +154,7 @@ def order(
         sequence_lengths=row_lengths(seq),
         num_rounds=whole(rounds, "--rounds"),
         num_elastic_documents=whole(elastic_documents, "--elastic-documents", least=0),
+        num_drawn_samples=whole(drawn_samples, "--drawn-samples", least=0),
     )
     print_rounds(record, Console(), columns=("what", "sequence_length", "documents_per_sample", "contender"))
     write_document(json, record)

@@ -95,7 +95,7 @@ def print_rounds(record: Record, console: Console, *, columns: Sequence[str]) ->
         table.add_column(name.replace("_", " "), justify="left" if name in ("text", "what", "contender") else "right")
     for row in record["rows"]:
         table.add_row(
-            *(plain(row[name]) if isinstance(row[name], float) else str(row[name]) for name in columns),
+            *(plain(row[name]) if isinstance(row[name], float | None) else str(row[name]) for name in columns),
             plain(row["median_us"]),
             plain(row["p99_us"]),
         )
