@@ -12,6 +12,7 @@ from megatron.core import parallel_state as mpu
 from megatron.core import rerun_state_machine
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
+from megatron.core.datasets.utils import get_blend_from_list
 from megatron.training import get_args, get_tokenizer, parse_args, training, utils
 from mindspeed.utils import HEARD
 
@@ -172,7 +173,7 @@ def check_feeder(args):
     config = GPTDatasetConfig(
         random_seed=args.seed,
         sequence_length=LENGTH,
-        blend=(args.data_path, None),
+        blend=get_blend_from_list(args.data_path),
         split=args.split,
         path_to_cache=os.environ["CACHE"],
         tokenizer=get_tokenizer(),

@@ -71,9 +71,9 @@ def run_ranks(
     ]
 
 
-def make_corpus(prefix: Path, *, num_documents: int = 60, vocab_size: int = 64, eod: int = 0) -> None:
+def make_corpus(prefix: Path, *, num_documents: int = 60, vocab_size: int = 64, eod: int = 0, seed: int = 7) -> None:
     """Documents of 1 to 40 tokens, each with its end-of-document token; some are nothing else."""
-    random = np.random.default_rng(7)
+    random = np.random.default_rng(seed)
     with StoreWriter(prefix, dtype=np.uint16) as writer:
         for _ in range(num_documents):
             length = int(random.integers(0, 40)) if random.random() < 0.8 else 0

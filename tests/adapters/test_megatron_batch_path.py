@@ -13,11 +13,13 @@ pytest.importorskip("megatron.core", reason="megatron-core is a test dependency"
 
 def test_every_stage_gets_its_keys_in_every_place(tmp_path):
     make_corpus(tmp_path / "corpus", num_documents=200)
+    make_corpus(tmp_path / "other", num_documents=90, seed=8)
     arguments = [
         "--tensor-model-parallel-size=2", "--pipeline-model-parallel-size=2", "--micro-batch-size=2",
         "--global-batch-size=4", "--seq-length=16", "--train-iters=20", "--eval-iters=4", "--eval-interval=10",
-        "--split=70,20,10", f"--data-path={tmp_path / 'corpus'}", "--no-create-attention-mask-in-dataloader",
-        "--reset-attention-mask", "--reset-position-ids", "--eod-mask-loss", "--enable-share-memory",
+        "--split=70,20,10", "--data-path", "70", f"{tmp_path / 'corpus'}", "30", f"{tmp_path / 'other'}",
+        "--no-create-attention-mask-in-dataloader", "--reset-attention-mask", "--reset-position-ids", "--eod-mask-loss",
+        "--enable-share-memory",
     ]  # fmt: skip
     ranks = run_ranks(HERE / "batch_rank.py", arguments, folder=tmp_path, num_ranks=4, adapter=False)
     assert [rank.status for rank in ranks] == [0] * 4, "\n".join(rank.errors for rank in ranks)

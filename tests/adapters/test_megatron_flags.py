@@ -56,8 +56,9 @@ FEEDER = ["--enable-share-memory", "--headrace-feeder", "--reset-attention-mask"
 @pytest.mark.parametrize(
     ("others", "says"),
     [
-        ({}, "--data-path must be one prefix"),
-        ({"data_path": ["0.5", "a", "0.5", "b"]}, "--data-path must be one prefix"),
+        ({}, "--data-path names, one prefix or a blend"),
+        ({"data_path": ["0.5", "a", "much", "b"]}, "either all corpora of a blend have a weight or none"),
+        ({"data_path": ["0.5", "a", "-1", "b"]}, "must be a number above 0, got -1.0"),
         ({"data_path": ["a"], "dataloader_type": "cyclic"}, "--dataloader-type single, got cyclic"),
         ({"data_path": ["a"], "mock_data": True}, "--mock-data"),
         ({"data_path": ["a"], "create_attention_mask_in_dataloader": True}, "--no-create-attention-mask-in-dataloader"),

@@ -111,8 +111,8 @@ def _iterators(training: Any) -> tuple[Any, Any, Any]:
 def _source(args: Any, training: Any, split_name: str, num_samples: int) -> PackedTokens:
     """What GPTDatasetConfig would say for the same arguments."""
     tokenizer = training.get_tokenizer() if hasattr(training, "get_tokenizer") else _tokenizer()
-    return PackedTokens(
-        args.data_path[0],
+    return PackedTokens.from_data_path(
+        args.data_path,
         seq_length=args.seq_length,
         micro_batch_size=args.micro_batch_size,
         seed=args.seed,

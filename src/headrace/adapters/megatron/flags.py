@@ -18,6 +18,7 @@ from typing import Any
 import torch.distributed as dist
 
 from headrace.errors import ConfigError, FeedTimeout
+from headrace.feed.corpora import read_corpora, read_data_path
 
 _MEGATRONS = "--tensor-model-parallel-size"
 _KEYS = "headrace/megatron/flags"
@@ -109,9 +110,10 @@ def _check_needs(parsed: argparse.Namespace, flags: Flags) -> None:
 
 
 def _check_feeder_needs(parsed: argparse.Namespace) -> None:
-    paths = getattr(parsed, "data_path", None) or []
-    if len(paths) != 1:
-        raise ConfigError(f"--headrace-feeder reads one corpus: --data-path must be one prefix, got {paths}")
+    words = getattr(parsed, "data_path", None)
+    if not words:
+        raise ConfigError("--headrace-feeder reads what --data-path names, one prefix or a blend; it names nothing")
+    read_corpora(read_data_path(words))
     if getattr(parsed, "dataloader_type", None) not in (None, "single"):
         raise ConfigError(f"--headrace-feeder needs --dataloader-type single, got {parsed.dataloader_type}")
     refused = {
