@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from headrace.measure.bandwidth import EXPECTED_SHARE, NOMINAL_GB_PER_S
 from headrace.traces.slow_link import Link
 from headrace.traces.timeline import RankTrace
 from headrace.traces.waits import Waits
@@ -21,14 +22,6 @@ MIN_SPREAD = 0.2
 MAX_IDLE_SHARE = 0.5
 """Above it the wait ratio misses most of the waiting."""
 MIN_TRANSIT_SHARE = 0.001
-EMPIRICAL = 0.8
-"""msprof: what a link reaches in practice, of its nominal maximum."""
-
-NOMINAL_GB_S = {
-    "910A": {"RDMA": 12.5, "HCCS": 18.0, "PCIE": 20.0},
-    "910B": {"RDMA": 25.0, "HCCS": 28.0, "PCIE": 20.0},
-}
-"""msprof's standard bandwidths by chip."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,13 +119,13 @@ def _shortest_communication(traces: Sequence[RankTrace], missing: str) -> NamedR
 def _bandwidth(traces: Sequence[RankTrace], links: Sequence[Link]) -> NamedRule:
     """Per transport: all bytes over all transfer time, against the nominal maximum of the chip."""
     chip = next((trace.chip for trace in traces if trace.chip), "") or ""
-    nominal = next((table for name, table in NOMINAL_GB_S.items() if name in chip), None)
+    nominal = next((table for name, table in NOMINAL_GB_PER_S.items() if name in chip), None)
     total: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for link in links:
         total[link.transport][0] += link.num_bytes
         total[link.transport][1] += link.num_bytes / link.bandwidth_gb_s
     speed = {transport: num_bytes / time_ns for transport, (num_bytes, time_ns) in total.items() if time_ns > 0}
-    small = sorted({own.transport for trace in traces for own in trace.packets if own.large_share < EMPIRICAL})
+    small = sorted({own.transport for trace in traces for own in trace.packets if own.large_share < EXPECTED_SHARE})
     why_not = ""
     if not speed:
         why_not = "no link was recorded"
@@ -147,7 +140,7 @@ def _bandwidth(traces: Sequence[RankTrace], links: Sequence[Link]) -> NamedRule:
         why_not=why_not,
         accuses=None,
         value=min(shares.values()) if shares else None,
-        threshold=EMPIRICAL,
+        threshold=EXPECTED_SHARE,
         unit="of the maximum",
         detail={name: round(value, 4) for name, value in sorted(speed.items())},
     )
