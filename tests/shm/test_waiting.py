@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import subprocess
 import sys
@@ -47,6 +48,18 @@ def test_hours_spent_suspended_are_not_held_against_the_others(caplog: pytest.Lo
     clock.now += 7200.0
     patience.check()
     assert not caplog.records
+
+
+def test_a_wait_says_when_there_is_something_to_say_next() -> None:
+    clock = Clock()
+    patience = Patience(RingConfig(timeout_s=50.0, stall_warning_s=20.0), lambda: "", clock, longest_tick_s=math.inf)
+    clock.now += 5.0
+    assert patience.check() == pytest.approx(15.0, abs=0.01), "the report"
+    clock.now += patience.check()
+    assert patience.check() == pytest.approx(30.0, abs=0.01), "the end"
+    clock.now += patience.check()
+    with pytest.raises(FeedTimeout):
+        patience.check()
 
 
 @pytest.mark.parametrize(("wrong", "message"), [

@@ -9,7 +9,8 @@ ready     the batch is there: how long is the reader's call? Hot (one call after
 blocked   all readers sleep: how long from the writer's stamp to the return of each reader's call? 1 to 8 readers; a
           value is one reader's, `slowest` the last one's. Beside it a bare futex wake between two processes, taken in
           turns with the others, so that all see the same machine.
-idle      CPU of a rank that waits, and of the feeder at 5 ms steps.
+idle      CPU of a rank that waits, beside a process that does nothing but wake as often (ten times a second, to see
+          deaths in time), and CPU of the feeder at 5 ms steps.
 
 A batch is one field of 128 bytes: filling it is not measured. How it can mislead: a wake of a halted core costs what
 the (virtual) machine makes of it, tens of microseconds, so only the ratio to the bare futex travels; with more readers
@@ -207,6 +208,7 @@ def summarise(rows: Sequence[Row], feed: FeedTimes) -> dict[str, Any]:
         "bare_futex_wake_us": bare,
         "blocked_wake_ratio": ratio,
         "idle_cpu_fraction": feed.idle_cpu_fraction,
+        "bare_ticks_cpu_fraction": feed.bare_ticks_cpu_fraction,
         "feeder_cpu": feed.feeder_cpu,
         "paced_rank_cpu": feed.rank_cpu,
     }

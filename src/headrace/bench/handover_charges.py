@@ -56,3 +56,5 @@ class FeedTimes:
     idle_cpu_fraction: float
     """CPU over wall time of a rank that waits for a batch."""
     idle_wall_s: float
+    bare_ticks_cpu_fraction: float
+    """The same of the same process when it does nothing but wake ten times a second, as often as a rank that waits."""

@@ -41,6 +41,7 @@ def main() -> None:
             after_gap.append(took)
         feeder_cpu, rank_cpu = paced_cpu(feed, others, charge)
     idle_cpu_s, idle_wall_s = idle(charge.idle_s)
+    ticks_cpu_s, ticks_wall_s = bare_ticks(charge.idle_s)
     result = FeedTimes(
         next_hot_ns=next_hot,
         hot_ns=hot,
@@ -50,6 +51,7 @@ def main() -> None:
         rank_cpu=rank_cpu,
         idle_cpu_fraction=idle_cpu_s / idle_wall_s,
         idle_wall_s=idle_wall_s,
+        bare_ticks_cpu_fraction=ticks_cpu_s / ticks_wall_s,
     )
     print(msgspec.json.encode(result).decode())
 
@@ -93,6 +95,14 @@ def idle(pause_s: float) -> tuple[float, float]:
         before, start = cpu_s(), time.monotonic()
         next(feed)
         return cpu_s() - before, time.monotonic() - start
+
+
+def bare_ticks(pause_s: float) -> tuple[float, float]:
+    """CPU and wall seconds of sleeping in ticks of 100 ms: what a waiting rank cannot be cheaper than."""
+    before, start = cpu_s(), time.monotonic()
+    while time.monotonic() - start < pause_s:
+        time.sleep(0.1)
+    return cpu_s() - before, time.monotonic() - start
 
 
 if __name__ == "__main__":

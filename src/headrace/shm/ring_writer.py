@@ -111,7 +111,8 @@ class RingWriter:
         end = layout.blob_offset + len(blob)
         if end > self.slot_bytes:
             raise BatchTooLarge(need=end, have=self.slot_bytes, knob="slot_bytes")
-        self._slots.write_blob(slot, layout.blob_offset, blob)
+        if blob:
+            self._slots.write_blob(slot, layout.blob_offset, blob)
         num_fields, used_bytes = len(layout.places), layout.blob_offset
         return int(
             self._native.publish(DATA, layout_id, num_fields, used_bytes, used_bytes, len(blob), counts, lengths)
