@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
-import re
 import shutil
 import subprocess
 import sys
@@ -145,9 +144,11 @@ def test_data_ranks_that_would_train_on_the_same_batches_are_refused(
         trainer(tmp_path, NoFeed(**feed))
 
 
+# Ranks share one stdout, where their words mix: each writes files of its own.
 TWO_RANKS = """
-import os, sys
-import torch
+import json, os, sys
+from pathlib import Path
+
 import torch.distributed as dist
 from transformers import LlamaConfig, LlamaForCausalLM, TrainingArguments
 
@@ -155,8 +156,10 @@ from headrace import ConfigError, PackedTokens
 from headrace.adapters.transformers import FeedTrainer
 from headrace.torch import Feed
 
-rank = int(os.environ["RANK"])
-arguments = TrainingArguments(output_dir=sys.argv[2], max_steps=2, use_cpu=True, report_to=[], save_strategy="no")
+rank, folder = int(os.environ["RANK"]), Path(sys.argv[2])
+arguments = TrainingArguments(
+    output_dir=str(folder / "trained"), max_steps=2, use_cpu=True, report_to=[], save_strategy="no"
+)
 sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 model = LlamaForCausalLM(LlamaConfig(vocab_size=512, **sizes))
 source = PackedTokens(sys.argv[1], seq_length=64, layout="transformers")
@@ -164,7 +167,7 @@ with Feed(source, owned=True) as feed:
     try:
         FeedTrainer(model=model, args=arguments, feed=feed)
     except ConfigError as error:
-        print("refused", error)
+        (folder / f"refused-{rank}").write_text(str(error))
 seen = []
 with Feed(source, owned=True, data_rank=rank, data_size=2) as feed:
     trainer = FeedTrainer(model=model, args=arguments, feed=feed)
@@ -173,7 +176,7 @@ with Feed(source, owned=True, data_rank=rank, data_size=2) as feed:
         seen.append(inputs["input_ids"].tolist()), plainly(model, inputs, *rest)
     )[1]
     trainer.train()
-print("seen", rank, seen)
+(folder / f"seen-{rank}.json").write_text(json.dumps(seen))
 dist.destroy_process_group()
 """
 
@@ -182,17 +185,18 @@ def test_each_of_two_ranks_trains_on_its_own_shard(corpus: str, tmp_path: Path) 
     (tmp_path / "train.py").write_text(TWO_RANKS)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
-        [*command, str(tmp_path / "train.py"), corpus, str(tmp_path / "trained")],
+        [*command, str(tmp_path / "train.py"), corpus, str(tmp_path)],
         capture_output=True,
         text=True,
         timeout=200,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("Trainer has 2 data ranks in 2 processes") == 2
-    seen = {words[1]: json.loads(words[2]) for words in re.findall(r"(seen) (\d) (.*)", done.stdout)}
+    for rank in range(2):
+        assert "Trainer has 2 data ranks in 2 processes" in (tmp_path / f"refused-{rank}").read_text()
+    seen = [json.loads((tmp_path / f"seen-{rank}.json").read_text()) for rank in range(2)]
     batches = PackedTokens(corpus, seq_length=64, layout="transformers").open_batches()
     rows = [batches[number]["input_ids"].tolist() for number in range(4)]
-    assert seen == {"0": rows[0::2], "1": rows[1::2]}
+    assert seen == [rows[0::2], rows[1::2]]
 
 
 def test_a_checkpoint_without_a_state_of_the_feed_is_refused(tmp_path: Path) -> None:
