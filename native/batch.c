@@ -38,7 +38,7 @@ typedef struct {
 
 static PyObject *lender_new(PyTypeObject *type, PyObject *args, PyObject *kwargs);
 
-static int is_lender(PyObject *object) { return PyType_GetSlot(Py_TYPE(object), Py_tp_new) == (void *)lender_new; }
+static int is_lender(PyObject *object) { return headrace_is_made_by(Py_TYPE(object), lender_new); }
 
 static PyObject *batch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"arrays", "index", "counts", "lender", "memory", "metadata", "ends", NULL};
@@ -163,7 +163,7 @@ static PyObject *lender_lend_from(Lender *self, PyObject *args) {
     PyObject *reader, *known, *batch_type;
     double timeout_s;
     if (!PyArg_ParseTuple(args, "OO!O!d", &reader, &PyDict_Type, &known, &PyType_Type, &batch_type, &timeout_s)) return NULL;
-    if (!headrace_is_reader(reader) || PyType_GetSlot((PyTypeObject *)batch_type, Py_tp_new) != (void *)batch_new) {
+    if (!headrace_is_reader(reader) || !headrace_is_made_by((PyTypeObject *)batch_type, batch_new)) {
         PyErr_SetString(PyExc_TypeError, "lend_from takes a RingReader, a dict, a type of Batch and seconds");
         return NULL;
     }
@@ -179,7 +179,7 @@ static PyObject *lender_lend_from(Lender *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-/* (arrays, memory) of a descriptor, borrowed; NULL: not known, or an exception is set. */
+/* (arrays, memory) of a descriptor; NULL: not known, or an exception is set. */
 static PyObject *known_place(Lender *self, const hr_descriptor *descriptor, unsigned long slot) {
     PyObject *key = PyTuple_New(2 + (Py_ssize_t)descriptor->num_ragged), *place = NULL;
     for (uint32_t i = 0; key != NULL && i < 2 + descriptor->num_ragged; i++) {
@@ -187,17 +187,12 @@ static PyObject *known_place(Lender *self, const hr_descriptor *descriptor, unsi
         PyObject *value = PyLong_FromLongLong(number);
         if (value == NULL || PyTuple_SetItem(key, i, value) < 0) Py_CLEAR(key);
     }
-    if (key != NULL) place = PyDict_GetItemWithError(self->known, key);
+    if (key != NULL) place = Py_XNewRef(PyDict_GetItemWithError(self->known, key));
     Py_XDECREF(key);
     return place;
 }
 
-static PyObject *lend(Lender *self) {
-    unsigned long slot;
-    const hr_descriptor *descriptor = headrace_peek(self->reader, self->timeout_s, &slot);
-    if (descriptor == NULL || descriptor->counts[HAS_STATE] != 0) return NULL;
-    PyObject *place = known_place(self, descriptor, slot);
-    if (place == NULL) return NULL;
+static PyObject *batch_of(Lender *self, const hr_descriptor *descriptor, PyObject *place) {
     Batch *batch = (Batch *)self->allocate(self->batch_type, 0);
     if (batch == NULL) return NULL;
     batch->arrays = Py_NewRef(PyTuple_GetItem(place, 0));
@@ -207,11 +202,25 @@ static PyObject *lend(Lender *self) {
     batch->ends = Py_NewRef(Py_None);
     batch->index = self->num_delivered;
     memcpy(batch->counts, descriptor->counts, sizeof batch->counts);
-    headrace_take(self->reader);
+    return (PyObject *)batch;
+}
+
+static PyObject *lend(Lender *self) {
+    unsigned long slot;
+    const hr_descriptor *descriptor = headrace_peek(self->reader, self->timeout_s, &slot);
+    if (descriptor == NULL) return NULL;
+    int64_t consumed_samples = descriptor->counts[CONSUMED_SAMPLES];
+    PyObject *place = descriptor->counts[HAS_STATE] == 0 ? known_place(self, descriptor, slot) : NULL;
+    PyObject *batch = place == NULL ? NULL : batch_of(self, descriptor, place);
+    Py_XDECREF(place);
+    if (!headrace_take(self->reader, batch != NULL)) {
+        Py_XDECREF(batch);
+        return NULL;
+    }
     self->num_delivered++;
     self->oldest_valid = self->num_delivered - self->hold;
-    self->consumed_samples = descriptor->counts[CONSUMED_SAMPLES];
-    return (PyObject *)batch;
+    self->consumed_samples = consumed_samples;
+    return batch;
 }
 
 static PyObject *lender_next(Lender *self) {

@@ -93,7 +93,7 @@ static int run_index(const Py_buffer *lengths, const Py_buffer *index, long long
     struct order_samples samples = {
         .lengths = lengths->buf,
         .num_documents = lengths->shape[0],
-        .stride = lengths->strides[0],
+        .stride = lengths->strides ? lengths->strides[0] : lengths->itemsize, /* none: one element behind the other */
         .sequence_length = sequence_length,
         .extra = extra,
         .index = index->buf,

@@ -152,6 +152,21 @@ static const hr_descriptor *next_descriptor(Ring *self, double timeout_s) {
     return descriptor_of(self, self->next);
 }
 
+bool headrace_take(PyObject *reader, bool is_wanted) {
+    Ring *self = (Ring *)reader;
+    self->busy = 0;
+    if (self->closing) let_go(self);
+    if (!is_wanted || self->closing || self->left) return false;
+    hr_point(9);
+    self->next++;
+    return true;
+}
+
+static PyObject *left_meanwhile(void) {
+    PyErr_SetString(PyExc_ValueError, "this end of the ring has left");
+    return NULL;
+}
+
 static PyObject *reader_next(Ring *self, PyObject *argument) {
     double timeout_s = PyFloat_AsDouble(argument);
     if ((timeout_s == -1.0 && PyErr_Occurred()) || check_open(self) < 0) return NULL;
@@ -169,16 +184,18 @@ static PyObject *reader_next(Ring *self, PyObject *argument) {
                      (unsigned long long)descriptor->version, (unsigned long long)self->next);
         return NULL;
     }
+    uint32_t kind = descriptor->kind;
+    self->busy = 1;
     PyObject *result = delivery(self, descriptor);
-    if (result == NULL) return NULL;
-    hr_point(9);
-    if (descriptor->kind == HR_END || descriptor->kind == HR_ERROR) {
-        /* Nothing comes after it, so this call will only ever give it again, and nobody needs this reader: when its process
-         * exits now, no slower one calls it dead. */
+    /* Nothing comes after these, so this call will only ever give them again. */
+    bool is_last = kind == HR_END || kind == HR_ERROR;
+    if (!headrace_take((PyObject *)self, result != NULL && !is_last) && !is_last) Py_CLEAR(result);
+    if (result == NULL) return PyErr_Occurred() || check_open(self) < 0 ? NULL : left_meanwhile();
+    if (is_last && self->control != NULL) {
+        /* Nobody needs this reader: when its process exits now, no slower one calls it dead. */
+        hr_point(9);
         self->left = 1;
         hr_leave(self->control, self->index);
-    } else {
-        self->next++;
     }
     return result;
 }
@@ -210,20 +227,17 @@ static PyObject *reader_disown(Ring *self, PyObject *unused) {
 
 /* ---- the short way, for batch.c ---------------------------------------------------------------------------------- */
 
-int headrace_is_reader(PyObject *object) { return PyType_GetSlot(Py_TYPE(object), Py_tp_new) == (void *)reader_new; }
+int headrace_is_reader(PyObject *object) { return headrace_is_made_by(Py_TYPE(object), reader_new); }
 
 const hr_descriptor *headrace_peek(PyObject *reader, double timeout_s, unsigned long *slot) {
     Ring *self = (Ring *)reader;
     if (self->control == NULL || self->data == NULL || self->left || self->busy) return NULL;
     const hr_descriptor *descriptor = next_descriptor(self, timeout_s);
     if (descriptor == NULL || descriptor->version != self->next || descriptor->kind != HR_DATA) return NULL;
+    if (descriptor->num_ragged > HR_MAX_RAGGED) return NULL;
     *slot = self->next % self->control->header.num_slots;
-    return descriptor->num_ragged <= HR_MAX_RAGGED ? descriptor : NULL;
-}
-
-void headrace_take(PyObject *reader) {
-    hr_point(9);
-    ((Ring *)reader)->next++;
+    self->busy = 1;
+    return descriptor;
 }
 
 /* ---- types ------------------------------------------------------------------------------------------------------- */
@@ -245,9 +259,12 @@ GETTER(wait_ns, 0, self->wait_ns)
 static PyObject *get_released(Ring *self, void *unused) {
     (void)unused;
     if (self->control == NULL) return check_open(self), NULL;
-    PyObject *result = PyTuple_New(self->control->header.num_readers);
-    for (uint32_t i = 0; result != NULL && i < self->control->header.num_readers; i++) {
-        PyObject *value = PyLong_FromUnsignedLongLong(atomic_load(&self->control->readers[i].released));
+    uint64_t released[HR_MAX_READERS];
+    uint32_t num_readers = self->control->header.num_readers;
+    for (uint32_t i = 0; i < num_readers; i++) released[i] = atomic_load(&self->control->readers[i].released);
+    PyObject *result = PyTuple_New(num_readers); /* garbage may be collected here, and this end be closed */
+    for (uint32_t i = 0; result != NULL && i < num_readers; i++) {
+        PyObject *value = PyLong_FromUnsignedLongLong(released[i]);
         if (value == NULL || PyTuple_SetItem(result, i, value) < 0) Py_CLEAR(result);
     }
     return result;

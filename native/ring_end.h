@@ -29,8 +29,8 @@ typedef struct {
     int left;          /* reader only: it has said that it reads nothing any more */
     int num_peers;
     struct pollfd peers[HR_MAX_READERS + 1]; /* pidfds: readable once the process has ended; not ours to close */
-    int busy;          /* a thread of this process is inside a wait */
-    int closing;       /* and another one has closed this end meanwhile: the mappings go when the wait is over */
+    int busy;          /* a call waits, or makes Python objects of what it reads: then garbage may be collected */
+    int closing;       /* this end was closed meanwhile, by another thread or a finalizer: the mappings go after the call */
 } Ring;
 
 static int64_t now_ns(void) {
@@ -173,7 +173,7 @@ static bool is_running(Ring *self) {
  * A tick costs some 40 us of CPU, to take the interpreter's lock after it another 15: so that is done for a signal that ended
  * a sleep, and after every second tick for one that came between two. */
 static int wait_in_ticks(Ring *self, double timeout_s, bool (*wait)(Ring *, int64_t)) {
-    int64_t left_ns = (int64_t)(timeout_s * 1e9), before = now_ns();
+    int64_t left_ns = timeout_s < 9e9 ? (int64_t)(timeout_s * 1e9) : INT64_MAX, before = now_ns(); /* 9e9 s: for ever */
     bool ready = false, peer_ended = false;
     int status = 0;
     if (left_ns <= 0) return 0;

@@ -98,3 +98,13 @@ def test_what_is_lent_must_come_from_a_ring() -> None:
         Batch({}, 0, (), object(), None)  # type: ignore[arg-type]
     with pytest.raises(KeyError, match="tokens"):
         Batch({}, 0, (), None, None)["tokens"]
+
+
+class OwnFeed(Feed):
+    def __new__(cls, *_: Any, **__: Any) -> OwnFeed:
+        return super().__new__(cls)
+
+
+def test_a_subclass_may_make_its_feeds_itself() -> None:
+    with OwnFeed(partial(numbers, num_batches=3 * NUM_SLOTS), config=FeedConfig(num_slots=NUM_SLOTS)) as feed:
+        assert [batch["numbers"][0, 1] for batch in feed] == list(range(3 * NUM_SLOTS))

@@ -1,5 +1,6 @@
 """The passes of native/order.c: equal to their models, inside their outputs, without the GIL, for what fits only."""
 
+import ctypes
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -188,3 +189,12 @@ def test_another_thread_runs_meanwhile(no_forced_switch: None, what: str) -> Non
     let_in = bool(ran)
     thread.join()
     assert let_in
+
+
+def test_lengths_of_an_array_without_strides() -> None:
+    """ctypes exports none where NumPy does."""
+    lengths = [5, 6, 9]
+    index, expected = np.zeros((5, 2), np.int32), np.zeros((5, 2), np.int32)
+    _native.index_samples((ctypes.c_int32 * 3)(*lengths), index, 4, 1)
+    _native.index_samples(np.array(lengths, np.int32), expected, 4, 1)
+    assert index.tolist() == expected.tolist()

@@ -7,11 +7,14 @@ import math
 import os
 import subprocess
 import sys
+import threading
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace import _native
 from headrace.errors import BatchTooLarge, ConfigError, FeedTimeout, FormatError, HeadraceError, PeerGone, SourceError
 from headrace.shm import failure
 from headrace.shm.peers import WRITER, Peer, Watch, open_pidfd, start_time
@@ -165,3 +168,21 @@ def test_a_rank_that_writes_as_well_counts_as_the_writer() -> None:
     watch = Watch({WRITER: Peer(who="w", rank=0, **me), 0: Peer(who="rank 0", rank=0, **me), 1: other})
     assert watch.is_writer(0)
     assert not watch.is_writer(1), "an equal pid in another namespace is another process"
+
+
+@pytest.mark.parametrize("timeout_s", [math.inf, 1e10, sys.float_info.max])
+def test_a_wait_for_ever_sleeps(timeout_s: float) -> None:
+    """In nanoseconds it is no int64: it must not come out as a wait of no time, again and again."""
+    control, data = np.zeros(_native.CONTROL_BYTES + _native.LINE_BYTES, np.uint8), np.zeros(2 * 4096, np.uint8)
+    writer, reader = _native.RingWriter(control, 2, 1, 1, 1, 1, 1), _native.RingReader(control, 0, 1, 1)
+    writer.use_data(data, 4096)
+    reader.use_data(data, 4096)
+    taken: list[_native.Delivery | None] = []
+    thread = threading.Thread(target=lambda: taken.append(reader.next(timeout_s)))
+    thread.start()
+    thread.join(0.3)  # it must not end, which is the point
+    assert thread.is_alive()
+    writer.begin(0.0)
+    writer.publish(_native.DATA, 1, 0, 256, 256, 0, (), ())
+    thread.join()
+    assert taken[0] is not None
