@@ -14,13 +14,14 @@ from lightning_fabric.strategies import ModelParallelStrategy
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from headrace import PackedTokens
+from headrace.store import vocab_size_of
 from headrace.torch import Feed
 
 
 class Model(torch.nn.Module):
     """Guesses a token from the one before it: as small as a model with two parallel layers gets."""
 
-    def __init__(self, vocab_size: int = 512, hidden: int = 32) -> None:
+    def __init__(self, vocab_size: int, hidden: int = 32) -> None:
         super().__init__()
         self.embedding = torch.nn.Embedding(vocab_size, hidden)
         self.up, self.down = torch.nn.Linear(hidden, 4 * hidden), torch.nn.Linear(4 * hidden, vocab_size)
@@ -38,10 +39,11 @@ def main(corpus: str, steps: int = 20) -> list[float]:
     fabric = Fabric(accelerator="auto" if torch.cuda.is_available() else "cpu", devices=2, strategy=strategy)
     fabric.launch()
     torch.manual_seed(0)
-    model = fabric.setup_module(Model())
+    vocab_size = vocab_size_of(corpus)  # of its tokenizer: `headrace prepare` writes it beside the pair
+    model = fabric.setup_module(Model(vocab_size))
     optimizer = fabric.setup_optimizers(torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False))
 
-    source = PackedTokens(corpus, seq_length=64, micro_batch_size=2, num_epochs=1000)
+    source = PackedTokens(corpus, seq_length=64, micro_batch_size=2, num_epochs=1000, vocab_size=vocab_size)
     losses = []
     # The mesh says it all: the ranks along tensor_parallel share a batch, those along data_parallel do not.
     mesh = strategy.device_mesh

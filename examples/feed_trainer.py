@@ -13,15 +13,20 @@ from transformers import LlamaConfig, LlamaForCausalLM, TrainingArguments
 
 from headrace import PackedTokens
 from headrace.adapters.transformers import FeedTrainer
+from headrace.store import vocab_size_of
 from headrace.torch import Feed
 
 
 def main(corpus: str, steps: int = 20, output: str = "trained", resume: bool = False) -> FeedTrainer:
     torch.manual_seed(0)
-    model = LlamaForCausalLM(
-        LlamaConfig(vocab_size=512, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2)
+    vocab_size = vocab_size_of(corpus)  # of its tokenizer: `headrace prepare` writes it beside the pair
+    config = LlamaConfig(
+        vocab_size=vocab_size, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2
     )
-    source = PackedTokens(corpus, seq_length=64, micro_batch_size=2, num_epochs=1000, layout="transformers")
+    model = LlamaForCausalLM(config)
+    source = PackedTokens(
+        corpus, seq_length=64, micro_batch_size=2, num_epochs=1000, layout="transformers", vocab_size=vocab_size
+    )
     arguments = TrainingArguments(
         output_dir=output, max_steps=steps, gradient_accumulation_steps=2, learning_rate=1e-2, save_steps=steps // 2,
         logging_steps=1, report_to=[], use_cpu=not torch.cuda.is_available(), disable_tqdm=True,

@@ -16,6 +16,7 @@ import pytest
 
 from headrace import PackedTokens
 from headrace.errors import ConfigError
+from headrace.store import vocab_size_of
 from tests.adapters.launching import make_corpus
 
 transformers = pytest.importorskip("transformers", reason="needs the extra demo")
@@ -46,9 +47,10 @@ def losses(trainer: Any) -> list[tuple[int, float]]:
     return [(entry["step"], entry["loss"]) for entry in trainer.state.log_history if "loss" in entry]
 
 
-def test_a_resumed_trainer_goes_on_as_if_it_had_never_stopped(
-    corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resumed_trainer_goes_on_as_if_it_had_never_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_corpus(tmp_path / "corpus", vocab_size=1000)
+    corpus = str(tmp_path / "corpus")
+    assert vocab_size_of(corpus) > 512, "more ids than a number in the example would allow for"
     seen: list[list[Any]] = []
     from headrace.adapters.transformers import FeedTrainer
 

@@ -48,8 +48,13 @@ def test_nobody_meets_a_barrier_and_only_closing_and_probing_wait_for_a_device()
 def test_the_lines_of_the_document_run(tmp_path):
     pytest.importorskip("torch")
     blocks = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), flags=re.DOTALL)
-    (tmp_path / "train.py").write_text("\n".join(blocks))
+    # Section 4 begins a run and counts one micro batch: here is the loop it belongs to.
+    steps = "for _ in range(5):\n    run.count(samples=1, tokens=8192)\n    optimizer.step()\nprint(run.close())\n"
+    (tmp_path / "train.py").write_text("\n".join([*blocks, steps]))
     done = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "headrace: 17 steps (3 to 19)" in done.stdout
+    without_shape, with_shape = re.findall(r"MFU +(.*)", done.stdout)
+    assert "headrace.torch.measure.start(shape=...)" in without_shape
+    assert re.fullmatch(r"[\d.]+%", with_shape)
     assert len(list(tmp_path.glob("records/*/rank00000.jsonl"))) == 1

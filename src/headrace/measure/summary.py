@@ -163,7 +163,10 @@ def summarise(totals: Totals, facts: RunFacts) -> Summary:
 def used(flops: int | None, seconds: float, facts: RunFacts) -> Utilisation:
     """Utilisation from one rank's operations, which every data-parallel rank does once."""
     if flops is None:
-        reason = "operations were not counted: give the model's shape and count tokens"
+        reason = (
+            "operations were not counted: give headrace.torch.measure.start(shape=...) the model's shape, and "
+            "run.count(tokens=...) the tokens"
+        )
         return Utilisation(value=None, impossible=None, flops_per_s_per_device=None, reason=reason)
     return utilisation(
         flops * facts.data_parallel_size,

@@ -17,7 +17,7 @@ prepare.py       documents -> tokens with a tokenizer that exists: plan, resume;
 from headrace.store.bpe import Tokenizer, load_tokenizer
 from headrace.store.corpus_cache import cached_corpus
 from headrace.store.format import optimal_dtype
-from headrace.store.manifest import Manifest, read_manifest
+from headrace.store.manifest import Manifest, read_manifest, vocab_size_of
 from headrace.store.reader import TokenStore
 from headrace.store.text import CorpusSummary, build_corpus, standard_library
 from headrace.store.writer import StoreWriter
@@ -34,4 +34,5 @@ __all__ = [
     "optimal_dtype",
     "read_manifest",
     "standard_library",
+    "vocab_size_of",
 ]

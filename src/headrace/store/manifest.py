@@ -17,8 +17,9 @@ from typing import TypeVar
 
 import msgspec
 
-from headrace.errors import FormatError
+from headrace.errors import ConfigError, FormatError
 from headrace.store.format import prefix_of
+from headrace.store.reader import TokenStore
 
 MANIFEST_FILE = "manifest.json"
 TOKENIZER_FILE = "tokenizer.json"
@@ -52,6 +53,24 @@ AnyManifest = TypeVar("AnyManifest", bound=Manifest)
 def read_manifest(prefix: str | os.PathLike[str]) -> Manifest | None:
     """The manifest beside the store `prefix`; None if there is none. Raises FormatError for one that is not ours."""
     return decode_manifest(beside(prefix, MANIFEST_FILE), Manifest)
+
+
+def vocab_size_of(prefix: str | os.PathLike[str]) -> int:
+    """How many ids a model of the pair at `prefix` needs, as its manifest says.
+
+    Without a manifest of this very pair, the largest id + 1: reads the whole .bin file, and says too little where no
+    document holds the last ids. ConfigError for a pair without tokens, FormatError for a manifest that is not ours.
+    """
+    manifest = read_manifest(prefix)
+    with TokenStore(prefix) as store:
+        if manifest is not None and manifest.fingerprint == store.fingerprint():
+            return manifest.vocab_size
+        if store.num_tokens == 0:
+            raise ConfigError(
+                f"nothing tells how many ids {store.prefix} needs: it holds no token and has no manifest of its own; "
+                "make it with `headrace prepare`, or say the number yourself"
+            )
+        return store.token_id_range[1] + 1
 
 
 def decode_manifest(path: Path, kind: type[AnyManifest]) -> AnyManifest | None:
