@@ -27,7 +27,9 @@ def test_a_folder_in_verdict_and_all_files_out(tmp_path, job):
     files = [tmp_path / name for name in ("a.json", "a.html", "a.perfetto.json")]
     done = analyze(job, "--json", files[0], "--html", files[1], "--perfetto", files[2], "--csv", tmp_path / "tables")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("slow rank: card  rank 2 is late by 40.0 ms per step")
+    headline, numbers = done.stdout.splitlines()[:2]
+    assert headline.startswith("rank 2 is slow, because of its core or its work (confidence: ")
+    assert numbers.startswith("  rank 2 is late by 40.0 ms per step")
     assert done.stderr == ""
     document = json.loads(files[0].read_text())
     assert document["slow_rank"]["rank"] == 2

@@ -41,6 +41,7 @@ def test_counts_quantiles_and_histogram(
     printed = capsys.readouterr().out
     assert "5 documents, 27 tokens, uint16" in printed
     assert "token ids 1 to 9" in printed
+    assert "tokens per sequence" in printed
     document = json.loads((tmp_path / "out.json").read_text())
     assert document["version"] == 1
     assert (document["documents"], document["sequences"], document["tokens"]) == (5, 5, 27)
@@ -62,6 +63,9 @@ def test_a_packed_micro_batch_comes_apart_into_its_documents(
     assert headrace(monkeypatch, "inspect", prefix, *arguments, "--json", str(tmp_path / "out.json")) == 0
     printed = capsys.readouterr().out
     assert "samples 1 to 2 of 3" in printed
+    assert "row 0: sample 1\n  tokens 0 - " in printed
+    assert "5 documents, 27 tokens" in printed
+    assert "tokens per sequence" not in printed, "nobody asked for the lengths"
     assert "token ids instead of text: there is no tokenizer.json" in printed
     sample = json.loads((tmp_path / "out.json").read_text())["sample"]
     ends = []
@@ -185,6 +189,10 @@ def test_a_blend_says_which_corpus_a_document_is_of(
     for segment in segments:
         assert (rows[segment["row"]][segment["begin"]] >= 100) == (segment["corpus"] == 1)
     assert "corpus 1, document 0 from" in printed
+    assert f"corpus 0, weight 1: {prefix}\n" in printed
+    for corpus in range(2):
+        own = sorted({segment["row"] for segment in segments if segment["corpus"] == corpus})
+        assert f"corpus {corpus}: in samples {', '.join(map(str, own))}\n" in printed
     assert headrace(monkeypatch, *blend, "--sample", "0", "--seq-length", "8") == 2
     assert "ends nowhere by itself: give num_samples" in capsys.readouterr().err
     assert headrace(monkeypatch, "inspect", "1", prefix, "0", str(tmp_path / "other")) == 2

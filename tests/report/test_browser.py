@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,13 @@ def open_page(browser, page_path):
         context.close()
 
 
+def luminance(colour):
+    """Relative luminance of `rgb(r, g, b)`, as WCAG defines it; a contrast is a ratio of two of them."""
+    parts = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_draws_quietly_and_asks_for_nothing(open_page, page_path, scheme):
     page = open_page(color_scheme=scheme)
@@ -69,9 +77,22 @@ def test_it_draws_quietly_and_asks_for_nothing(open_page, page_path, scheme):
     for name in ("breakdown", "waits", "collectives", "links", "waterfall"):
         assert page.locator(f"#chart-{name} svg").count() == 1
         assert page.get_attribute(f"#chart-{name}", "data-drawn") == scheme
-    assert page.inner_text("#slow-rank .word") == "card"
+    assert page.inner_text("#slow-rank .headline") == "rank 2 is slow, because of its card (confidence: high)"
     marks = page.locator("#chart-breakdown svg .mark-rect path").count()
     assert marks >= 4 * 7  # ranks x parts
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_no_cell_of_the_heat_map_vanishes_into_the_page(open_page, scheme):
+    page = open_page(color_scheme=scheme)
+    cells = (
+        "[...document.querySelectorAll('#chart-waits svg .role-mark path')].map(cell => getComputedStyle(cell).fill)"
+    )
+    paper = luminance(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+    cells = [luminance(fill) for fill in page.evaluate(cells)]
+    assert len(cells) == 12
+    for cell in cells:
+        assert (max(cell, paper) + 0.05) / (min(cell, paper) + 0.05) > 1.5
 
 
 def test_the_reader_can_switch_the_theme(open_page):

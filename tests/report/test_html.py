@@ -70,6 +70,26 @@ def test_charts_show_the_documents_numbers(document):
     assert charts["collectives"].spec["data"]["values"][1]["ms"] == 40.0
 
 
+def test_the_page_says_what_was_read_and_when(document):
+    for rank, entry in enumerate(document["inputs"]):
+        entry["source"] = f"job/rank_{rank}.json"
+    page = render(document | {"date": "2026-01-02T03:04:05+00:00"})
+    assert "Read job: rank_0.json, rank_1.json, rank_2.json, rank_3.json<" in page
+    assert "2026-01-02 03:04 UTC" in page
+    assert "The table sums over 3 steps, 2 to 4." in page
+
+
+def test_many_files_are_named_by_the_first(document):
+    document["inputs"] = [{"rank": rank, "source": f"job/{rank}.json", "notes": []} for rank in range(20)]
+    assert "7.json, 12 more<" in render(document)
+
+
+def test_without_links_the_page_has_a_line_about_them_and_no_card(document):
+    assert '<article class="verdict bad" id="slow-link">' in render(document)
+    document["slow_link"] |= {"verdict": "undecidable", "links": [], "what": "the traces tell of no link"}
+    assert '<p class="soft" id="slow-link">the traces tell of no link; to decide it' in render(document)
+
+
 def test_charts_without_data_are_left_out():
     document = empty_document()
     assert make_charts(document) == {}

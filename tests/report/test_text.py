@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import io
+from typing import get_args
 
 import pytest
 from rich.console import Console
 
 from headrace.errors import FormatError
 from headrace.report import print_report
+from headrace.report.summary import link_headline, rank_headline
+from headrace.traces.slow_link import LinkVerdict
+from headrace.traces.slow_rank import Verdict
 
 from .conftest import TRAINING_LOG, empty_document, make_document
 
@@ -21,11 +25,68 @@ def printed(document, width=100):
 
 def test_the_verdict_comes_first_and_the_rest_in_order_of_importance(document):
     text = printed(document)
-    assert text.startswith("slow rank: card  rank 2 is late by 40.0 ms per step")
-    order = ["slow rank", "slow link", "step time", "waits", "collectives", "links", "time goes to", "rules", "note:"]
+    headline, numbers, disproof = text.splitlines()[:3]
+    assert headline == "rank 2 is slow, because of its card (confidence: high)"
+    assert numbers.strip() == "rank 2 is late by 40.0 ms per step"
+    assert disproof.strip() == "would be disproved by: swap the card </script><b>"
+    order = [
+        "rank 2 is slow",
+        "a link is slow",
+        "step time",
+        "waits",
+        "collectives",
+        "links",
+        "time goes to",
+        "rules",
+        "note:",
+    ]
     places = [text.index(part) for part in order]
     assert places == sorted(places)
-    assert "(sure: high)" in text
+    assert "waits in ms over 3 steps, 2 to 4" in text
+
+
+@pytest.mark.parametrize("verdict", get_args(Verdict))
+def test_every_verdict_on_ranks_has_a_headline_of_its_own(document, verdict):
+    document["slow_rank"] |= {"verdict": verdict, "rank": 2 if verdict in {"card", "host"} else None}
+    wanted = {
+        "card": "its card",
+        "host": "its host",
+        "partition": "its part of the model",
+        "data": "its data",
+        "none": "no rank is slow",
+        "undecidable": "cannot say whether a rank is slow",
+    }
+    assert rank_headline(document).endswith(wanted[verdict])
+    assert printed(document, 80).splitlines()[0] == f"{rank_headline(document)} (confidence: high)", "one line"
+
+
+def test_a_headline_says_no_more_than_the_traces_do(document):
+    document["slow_rank"]["traced"] = False
+    assert rank_headline(document) == "rank 2 is slow, because of its card or its host"
+    document["slow_rank"]["traced"] = True
+    document["inputs"][2]["device"] = "cpu"
+    assert rank_headline(document) == "rank 2 is slow, because of its core or its work"
+
+
+@pytest.mark.parametrize("verdict", get_args(LinkVerdict))
+def test_every_verdict_on_links_has_one(document, verdict):
+    document["slow_link"]["verdict"] = verdict
+    assert "link" in link_headline(document)
+    document["slow_link"]["links"][0]["slow"] = True
+    assert ("2 links are slow" in printed(document)) == (verdict == "slow")
+
+
+def test_what_the_headline_says_is_not_said_twice(document):
+    document["slow_rank"] |= {"verdict": "none", "rank": None, "what": "no rank is slow: none is late by 3%"}
+    document["slow_link"] |= {"verdict": "none", "what": "no link is slow: 7 of 7 could be judged"}
+    text = printed(document)
+    assert text.count("no rank is slow") == text.count("no link is slow") == 1
+    assert "none is late by 3%" in text
+
+
+def test_times_of_rules_are_in_ms_as_all_others(document):
+    document["named_rules"][0] |= {"value": 11_075_716.962, "unit": "us"}
+    assert "(11,075.72 ms)" in printed(document)
 
 
 def test_numbers_of_the_document_are_there(document):
@@ -55,13 +116,14 @@ def test_unknown_is_a_dash_and_empty_columns_are_left_out(document):
 
 def test_nothing_at_all_is_still_a_report():
     text = printed(empty_document())
-    assert text.startswith("slow rank: undecidable")
+    assert text.startswith("cannot say whether a rank is slow\n")
+    assert "whether a link" not in text
     assert "step time" not in text
 
 
 def test_a_training_log_is_a_report_of_its_own():
     text = printed(empty_document() | {"training_log": TRAINING_LOG})
-    assert "slow rank" not in text
+    assert "is slow" not in text
     assert "47,316.0" in text
     assert "5,540.0 ms" in text
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from itertools import dropwhile
+from itertools import dropwhile, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -103,11 +103,14 @@ def show(source: PackedTokens, sample: int | None, asked: dict[str, Any]) -> dic
             taken = take_sample(stores, SampleRequest(sample=sample, source=source))
             view = describe_view(taken, **asked)
         corpora = [describe(store) for store in stores]
-    for one in corpora:
-        print_store(Console(), one)
     document = corpora[0] if len(corpora) == 1 else document_of_blend(corpora, source.blend.weights)
+    console = Console()
+    for number, one in enumerate(document.get("corpora", corpora)):
+        print_counts(console, one, f"corpus {number}, " if len(corpora) > 1 else "")
+        if taken is None:  # who asks for a sample has not asked for these
+            print_lengths(console, one)
     if taken is not None:
-        add_sample(Console(), document, taken, view)
+        add_sample(console, document, taken, view)
     return document
 
 
@@ -116,7 +119,7 @@ def add_sample(console: Console, document: dict[str, Any], taken: Sample, view: 
     from headrace.cli.inspect_view import print_view
 
     document["sample"] = msgspec.to_builtins(taken)
-    print_sample(console, taken)
+    print_sample(console, taken, num_corpora=len(document.get("corpora", [document])))
     if view is not None:
         document["view"] = view
         print_view(console, view)
@@ -157,14 +160,20 @@ def describe(store: TokenStore) -> dict[str, Any]:
     }
 
 
-def print_store(console: Console, document: dict[str, Any]) -> None:
-    """Counts, quantiles and a histogram of the lengths."""
-    console.print(f"[bold]{document['prefix']}[/bold]", highlight=False)
+def print_counts(console: Console, document: dict[str, Any], name: str) -> None:
+    """Which store it is, and its share of a blend; documents and tokens."""
+    weight = "" if document.get("weight") is None else f"weight {document['weight']:g}: "
+    console.print(Text.assemble(name, weight, (document["prefix"], "bold")), soft_wrap=True)
     sequences = "" if document["sequences"] == document["documents"] else f" in {document['sequences']:,} sequences"
     console.print(f"{document['documents']:,} documents{sequences}, {document['tokens']:,} tokens, {document['dtype']}")
+    if document["tokens"]:
+        console.print(f"token ids {document['lowest_token_id']} to {document['highest_token_id']}")
+
+
+def print_lengths(console: Console, document: dict[str, Any]) -> None:
+    """Quantiles and a histogram of the lengths; nothing of an empty store."""
     if not document["tokens"]:
         return
-    console.print(f"token ids {document['lowest_token_id']} to {document['highest_token_id']}")
     table = Table(title="tokens per sequence", title_justify="left")
     for entry in document["length_quantiles"]:
         table.add_column({0.0: "min", 0.5: "median", 1.0: "max"}.get(entry["quantile"], f"{entry['quantile']:.0%}"))
@@ -179,20 +188,31 @@ def print_store(console: Console, document: dict[str, Any]) -> None:
     console.print(bars)
 
 
-def print_sample(console: Console, sample: Sample) -> None:
-    """Two lines per document of the micro batch, then what a kernel and a loss see."""
+def print_sample(console: Console, sample: Sample, *, num_corpora: int) -> None:
+    """A heading per row, two lines per document in it, then what a kernel and a loss see."""
     console.print(f"\nsamples {sample.first_sample} to {sample.last_sample} of {sample.samples_in_order:,}")
-    blended = any(segment.corpus for segment in sample.segments)
-    for segment in sample.segments:
-        corpus = f"corpus {segment.corpus}, " if blended else ""
-        console.print(
-            f"row {segment.row} [bold]{segment.begin} - {segment.end - 1}[/bold]: {corpus}document {segment.document} "
-            f"from {segment.offset:,}, position ids {segment.first_position} - {segment.last_position}, "
-            f"{segment.num_targets} of {segment.end - segment.begin} are targets",
-            highlight=False,
-        )
-        console.print(Text(f"    {segment.shown}", style="dim"), no_wrap=True, overflow="ellipsis")
+    if num_corpora > 1:
+        _print_samples_of_corpora(console, sample, num_corpora)
+    for row, segments in groupby(sample.segments, lambda segment: segment.row):
+        console.print(f"[bold]row {row}: sample {sample.first_sample + row}[/bold]", highlight=False)
+        for segment in segments:
+            corpus = f"corpus {segment.corpus}, " if num_corpora > 1 else ""
+            console.print(
+                f"  tokens {segment.begin} - {segment.end - 1}: {corpus}document {segment.document} "
+                f"from token {segment.offset:,}, position ids {segment.first_position} - {segment.last_position}, "
+                f"{segment.num_targets} of {segment.end - segment.begin} are targets",
+                highlight=False,
+            )
+            console.print(Text(f"      {segment.shown}", style="dim"), no_wrap=True, overflow="ellipsis")
     console.print(f"cu_seqlens {sample.cu_seqlens}", highlight=False)
     console.print(f"max_seqlen {sample.max_seqlen}, {sample.num_targets} of {sample.num_positions} are targets")
     if sample.note:
         console.print(sample.note, style="yellow", highlight=False)
+
+
+def _print_samples_of_corpora(console: Console, sample: Sample, num_corpora: int) -> None:
+    """A line for every corpus of a blend, also for one that none of these samples is of."""
+    for corpus in range(num_corpora):
+        rows = sorted({segment.row for segment in sample.segments if segment.corpus == corpus})
+        own = ", ".join(str(sample.first_sample + row) for row in rows)
+        console.print(f"corpus {corpus}: {f'in samples {own}' if rows else 'in none of them'}", highlight=False)

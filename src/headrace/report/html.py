@@ -6,10 +6,12 @@ switched, and reads on a phone. The document it was made from lies in it as JSON
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from functools import cache
 from importlib.resources import files
 from importlib.util import find_spec
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import msgspec
@@ -20,14 +22,23 @@ from headrace.report.summary import (
     WATERFALL_PARTS,
     Json,
     check_document,
+    extent,
     flat_breakdown,
+    link_headline,
     mean_per_rank,
     milliseconds,
+    quantity,
+    rank_headline,
+    reasons,
     share,
+    wait_steps,
 )
 
 NEEDED_PACKAGES = ("jinja2", "altair", "vl_convert")
 MISSING = "the HTML report needs {}, which is not installed: pip install 'headrace[report]'"
+
+MAX_NAMES = 8
+"""Files or folders that are named as read; a large job has thousands."""
 
 BREAKDOWN_COLUMNS = {
     "e2e_us": "step",
@@ -74,10 +85,15 @@ def render(document: Json) -> str:
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
     environment.filters |= {"ms": milliseconds, "embed": _embedded_json}
-    environment.globals |= {"share": share}
+    environment.globals |= {"share": share, "quantity": quantity, "reasons": reasons}
     folder = files("headrace.report")
     page: str = environment.from_string((folder / "page.html").read_text(encoding="utf-8")).render(
         document=document,
+        date=_date(document),
+        sources=_sources(document),
+        rank_headline=rank_headline(document),
+        link_headline=link_headline(document),
+        wait_extent=extent(wait_steps(document)),
         charts=charts,
         specs={name: chart.spec for name, chart in charts.items()},
         breakdown=mean_per_rank(flat_breakdown(document), (*BREAKDOWN_COLUMNS, *FREE_PARTS)),
@@ -102,6 +118,27 @@ def _vega_bundle() -> str:
     version = ".".join(altair.SCHEMA_VERSION.removeprefix("v").split(".")[:2])
     script: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=version)
     return script.replace("</script", "<\\/script")
+
+
+def _date(document: Json) -> str:
+    """When the analysis was made: as its file says, else now."""
+    made = datetime.fromisoformat(document["date"]) if "date" in document else datetime.now(UTC)
+    return f"{made.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+
+
+def _sources(document: Json) -> list[str]:
+    """What was read, by folder: `traces: rank_0.json, rank_1.json`."""
+    log = document["training_log"]
+    paths = [log["source"]] if log is not None else [entry["source"] for entry in document["inputs"]]
+    by_folder: dict[str, list[str]] = {}
+    for path in map(PurePath, dict.fromkeys(paths)):
+        by_folder.setdefault("" if path.parent == PurePath() else f"{path.parent}: ", []).append(path.name)
+    return _first([f"{folder}{', '.join(_first(names))}" for folder, names in by_folder.items()]) or ["nothing"]
+
+
+def _first(names: Sequence[str]) -> list[str]:
+    """The first of many, and how many more there are."""
+    return [*names[:MAX_NAMES], *([f"{len(names) - MAX_NAMES} more"] if len(names) > MAX_NAMES else [])]
 
 
 def _notes(document: Json) -> list[str]:

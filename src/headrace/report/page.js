@@ -11,7 +11,8 @@
     const ink = getComputedStyle(root).getPropertyValue("--ink").trim();
     const soft = getComputedStyle(root).getPropertyValue("--soft").trim();
     const line = getComputedStyle(root).getPropertyValue("--line").trim();
-    const heat = isDark() ? ["#20262d", "#7a4a26", "#f0a35e"] : ["#f6f1ec", "#efb483", "#b4510f"];
+    // The lower end is no wait, and still a cell that stands out from the page.
+    const heat = isDark() ? ["#586676", "#b8743f", "#ffc184"] : ["#d9c3ae", "#e59350", "#a8480a"];
     return {
       background: "transparent",
       font: "system-ui, sans-serif",

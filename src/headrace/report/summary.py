@@ -1,9 +1,9 @@
-"""Figures that every form of the report shows: means per rank and shares, from the analysis document (version 1)."""
+"""What every form of the report shows: headlines, means per rank and shares, from the analysis document (version 1)."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from statistics import mean
 from typing import Any, TypeAlias
 
@@ -32,12 +32,59 @@ WATERFALL_PARTS = {
 }
 
 
+HEADLINES = {
+    "partition": "a pipeline stage is slow, because of its part of the model",
+    "data": "another rank is slow from step to step, because of its data",
+    "none": "no rank is slow",
+    "undecidable": "cannot say whether a rank is slow",
+}
+"""Of the verdicts that name no rank."""
+
+LINK_HEADLINES = {
+    "slow": "a link is slow",
+    "small_packets": "a link looks slow, because of its small packets",
+    "none": "no link is slow",
+    "undecidable": "cannot say whether a link is slow",
+}
+
+
 def check_document(document: Json) -> None:
     """Raise FormatError for anything but an analysis this version can show."""
     if document.get("format") != FORMAT or document.get("version") != VERSION:
         raise FormatError(
             f"the report shows {FORMAT} version {VERSION}, this is {document.get('format')} {document.get('version')}"
         )
+
+
+def rank_headline(document: Json) -> str:
+    """The verdict on ranks in one short line; `reasons` are what follows it."""
+    verdict = document["slow_rank"]
+    if verdict["verdict"] in HEADLINES:
+        return HEADLINES[verdict["verdict"]]
+    rank = verdict["rank"]
+    on_cpu = any(entry["rank"] == rank and entry.get("device") == "cpu" for entry in document["inputs"])
+    if verdict["verdict"] == "host":
+        culprit = "its host"
+    elif verdict["traced"] is False:
+        culprit = "its card or its host"
+    else:  # a CPU job has no cards
+        culprit = "its core or its work" if on_cpu else "its card"
+    return f"rank {rank} is slow, because of {culprit}"
+
+
+def link_headline(document: Json) -> str:
+    """The same for links."""
+    verdict = document["slow_link"]
+    num_slow = sum(link["slow"] for link in verdict["links"])
+    if verdict["verdict"] == "slow" and num_slow > 1:
+        return f"{num_slow} links are slow"
+    return LINK_HEADLINES[verdict["verdict"]]
+
+
+def reasons(verdict: Json, headline: str) -> str:
+    """What the verdict says beyond its headline: the numbers, or why it cannot be decided."""
+    what: str = verdict["what"]
+    return what.removeprefix(f"{headline}: ")
 
 
 def mean_per_rank(rows: Iterable[Json], keys: Iterable[str]) -> dict[Any, Json]:
@@ -63,6 +110,23 @@ def mean_or_none(values: Iterable[float | None]) -> float | None:
 def flat_breakdown(document: Json) -> list[Json]:
     """Breakdown rows with the parts of free time beside the other keys."""
     return [row | row["free"] for row in document["breakdown"]]
+
+
+def extent(steps: Sequence[int]) -> str:
+    """Of sorted steps: `3 steps, 2 to 4`."""
+    if not steps:  # traces without step marks
+        return "all that was recorded"
+    return f"{len(steps)} steps, {steps[0]} to {steps[-1]}" if len(steps) > 1 else f"step {steps[0]}"
+
+
+def wait_steps(document: Json) -> list[int]:
+    """The steps that the sums of the wait table are over."""
+    return sorted({int(step) for row in document["waits"] for step in row["by_step_us"] if step.isdigit()})
+
+
+def quantity(value: float, unit: str) -> str:
+    """A rule's value with its unit; times in ms, like those around it."""
+    return f"{milliseconds(value)} ms" if unit == "us" else f"{value:,.3f} {unit}"
 
 
 def milliseconds(microseconds: float | None) -> str:

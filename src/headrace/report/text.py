@@ -1,5 +1,6 @@
-"""The report for a terminal: the verdict first, then step time, waits, bandwidth and utilisation, in this order of
-importance (a slow link matters less than a slow rank, unused matrix units less than either)."""
+"""The report for a terminal: the verdict first (headline, numbers, what would disprove it), then step time, waits,
+bandwidth and utilisation, in this order of importance (a slow link matters less than a slow rank, unused matrix units
+less than either)."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -15,10 +17,16 @@ from headrace.report.summary import (
     WATERFALL_PARTS,
     Json,
     check_document,
+    extent,
     flat_breakdown,
+    link_headline,
     mean_per_rank,
     milliseconds,
+    quantity,
+    rank_headline,
+    reasons,
     share,
+    wait_steps,
 )
 
 GOOD, BAD, OPEN = "green", "red", "yellow"
@@ -43,16 +51,24 @@ def print_report(console: Console, document: Json) -> None:
 def _print_verdicts(console: Console, document: Json) -> None:
     if document["training_log"] is not None:
         return
-    for title, verdict in (("slow rank", document["slow_rank"]), ("slow link", document["slow_link"])):
-        colour = COLOUR_OF_VERDICT.get(verdict["verdict"], BAD)
-        line = Text.assemble((f"{title}: {verdict['verdict']}", f"bold {colour}"), "  ", verdict["what"])
-        if verdict.get("sure"):
-            line.append(f"  (sure: {verdict['sure']})", style="dim")
-        console.print(line)
-        if verdict["verdict"] != "undecidable":
-            console.print(Text(f"  would be disproved by: {verdict['disproved_by']}", style="dim"))
-        elif verdict["disproved_by"]:
-            console.print(Text(f"  to decide it: {verdict['disproved_by']}", style="dim"))
+    _print_verdict(console, document["slow_rank"], rank_headline(document))
+    link = document["slow_link"]
+    if link["verdict"] == "undecidable":  # most jobs' traces tell of no link: no second headline
+        console.print(Text(f"{link['what']}; to decide it: {link['disproved_by']}", style="dim"))
+    else:
+        _print_verdict(console, link, link_headline(document))
+
+
+def _print_verdict(console: Console, verdict: Json, headline: str) -> None:
+    """The headline alone on its line; below it the numbers, and what would disprove them."""
+    colour = COLOUR_OF_VERDICT.get(verdict["verdict"], BAD)
+    line = Text(headline, style=f"bold {colour}")
+    if verdict.get("sure"):
+        line.append(f" (confidence: {verdict['sure']})", style="not bold")
+    console.print(line)
+    remedy = "to decide it" if verdict["verdict"] == "undecidable" else "would be disproved by"
+    for below in (Text(reasons(verdict, headline)), Text(f"{remedy}: {verdict['disproved_by']}", style="dim")):
+        console.print(Padding(below, (0, 0, 0, 2), expand=False))
 
 
 def _print_log(console: Console, log: Json | None) -> None:
@@ -87,10 +103,8 @@ def _print_step_time(console: Console, document: Json) -> None:
     means = mean_per_rank(flat_breakdown(document), (*columns, *FREE_PARTS))
     if not means:
         return
-    steps = document["steps"]
-    extent = f"{len(steps)} steps, {steps[0]} to {steps[-1]}" if len(steps) > 1 else "1 step"
     always = list(columns)[:6]
-    _print_times(console, f"step time in ms, mean of {extent}", means, columns, always)
+    _print_times(console, f"step time in ms, mean of {extent(document['steps'])}", means, columns, always)
     _print_times(console, "free time in ms by cause", means, FREE_PARTS, ())
 
 
@@ -111,7 +125,7 @@ def _print_times(
 def _print_waits(console: Console, document: Json) -> None:
     if not document["waits"]:
         return
-    table = _table("waits in ms, over all steps", ("rank", "waited", "most of it for"))
+    table = _table(f"waits in ms over {extent(wait_steps(document))}", ("rank", "waited", "most of it for"))
     for row in document["waits"][:MAX_ROWS]:
         longest = sorted(row["waited_for"].items(), key=lambda item: -item[1])[:3]
         whom = ", ".join(f"{peer} ({us / 1000:,.1f})" for peer, us in longest if us > 0)
@@ -170,7 +184,7 @@ def _print_named_rules(console: Console, document: Json) -> None:
     console.print(Text("rules of published guides, for comparison", style="bold"))
     for rule in document["named_rules"]:
         accused = "names nobody" if rule["accuses"] is None else f"names rank {rule['accuses']}"
-        value = "" if rule["value"] is None else f" ({rule['value']:,.3f} {rule['unit']})"
+        value = "" if rule["value"] is None else f" ({quantity(rule['value'], rule['unit'])})"
         validity = "" if rule["valid"] else f"; not valid here: {rule['why_not']}"
         console.print(Text(f"  {rule['name']}: {accused}{value}{validity}"))
 
