@@ -211,7 +211,7 @@ def decode(path: Path, number: int, text: bytes) -> Line:
     """One line, or a FormatError that says what is wrong with it."""
     try:
         return DECODER.decode(text)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise FormatError(f"{path}:{number} is not a record headrace wrote: {error}") from error
 
 
@@ -226,7 +226,7 @@ def decode_facts(path: Path, text: bytes) -> RunFacts:
     """The first line. Its version is looked at first: another version may have other fields."""
     try:
         opening = msgspec.json.decode(text, type=Opening)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise FormatError(f"{path}:1 is not the description of a run: {error}") from error
     if opening.kind == "run" and opening.version != VERSION:
         raise FormatError(f"{path} has version {opening.version}, this headrace reads version {VERSION}")

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from headrace.errors import FormatError
 from headrace.traces.bandwidth import CollectiveSpeed, KindOfCollective, by_kind, speed_of
 from headrace.traces.clocks import ClockOffset, estimate_offsets
 from headrace.traces.discover import Found, Input, discover
+from headrace.traces.distributed_info import MAX_RANKS
 from headrace.traces.groups import Ungrouped, group_collectives
 from headrace.traces.kineto import peek_rank
 from headrace.traces.named_rules import NamedRule, apply_named_rules
@@ -24,6 +26,7 @@ from headrace.traces.training_log import TrainingLog, read_training_log
 from headrace.traces.waits import RankWaits, Waits, by_durations
 
 SLOWEST_KEPT = 50
+MISSING_SHOWN = 12
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,7 +82,8 @@ def judge(
 ) -> Analysis:
     """The analysis of traces already read: at most one per rank; a rank may be None only where it is alone."""
     ranked = [trace for trace in traces if trace.rank is not None]
-    world_size = _world_size(ranked)
+    stated_size = _world_size(ranked)
+    world_size = stated_size if stated_size is None or stated_size <= MAX_RANKS else None
     grouped, ungrouped = group_collectives(ranked, groups)
     paired = tuple(result for one in grouped if (result := pair(one)) is not None)
     instances = [instance for group in paired for instance in group.instances]
@@ -100,7 +104,7 @@ def judge(
         slow_link=slow_link,
         named_rules=apply_named_rules(ranked, waits, slow_link.links, world_size),
         log=log,
-        notes=(*notes, *_notes(ranked, world_size)),
+        notes=(*notes, *_notes(ranked, stated_size)),
     )
 
 
@@ -156,13 +160,15 @@ def _world_size(traces: Sequence[RankTrace]) -> int | None:
     return max(seen) + 1 if len(seen) > 1 and not any(trace.format == "op_table" for trace in traces) else None
 
 
-def _notes(traces: Sequence[RankTrace], world_size: int | None) -> list[str]:
+def _notes(traces: Sequence[RankTrace], stated_size: int | None) -> list[str]:
     notes = []
-    ranks = [trace.rank for trace in traces if trace.rank is not None]
-    if world_size is not None and ranks and len(ranks) < world_size:
-        missing = [rank for rank in range(world_size) if rank not in ranks]
-        shown = ", ".join(map(str, missing[:12])) + (", ..." if len(missing) > 12 else "")
-        notes.append(f"{len(ranks)} of {world_size} ranks were traced; missing: {shown}")
+    ranks = {trace.rank for trace in traces if trace.rank is not None}
+    if stated_size is not None and stated_size > MAX_RANKS:
+        notes.append(f"a job of {stated_size:,} ranks is not believed (at most {MAX_RANKS:,}): its size is unknown")
+    elif stated_size is not None and ranks and len(ranks) < stated_size:
+        missing = list(islice((rank for rank in range(stated_size) if rank not in ranks), MISSING_SHOWN + 1))
+        shown = ", ".join(map(str, missing[:MISSING_SHOWN])) + (", ..." if len(missing) > MISSING_SHOWN else "")
+        notes.append(f"{len(ranks)} of {stated_size} ranks were traced; missing: {shown}")
     steps = [{lanes.step for lanes in trace.lanes} for trace in traces if trace.lanes]
     if len(steps) > 1 and not set.intersection(*steps):
         notes.append("the ranks were traced in different steps: nothing between them can be compared")

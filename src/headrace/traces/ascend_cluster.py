@@ -21,6 +21,7 @@ from headrace.errors import FormatError
 from headrace.traces.ascend_db import open_immutable, tables_of
 from headrace.traces.ascend_tables import (
     OperationTime,
+    StepTrace,
     collective_of,
     link_load,
     matrix_classes,
@@ -56,6 +57,7 @@ class _Cluster:
     groups: dict[str, Group] = field(default_factory=dict)
     """Group id -> ranks."""
     declared: list[Group] = field(default_factory=list)
+    step_trace: StepTrace = field(default_factory=StepTrace)
 
 
 def is_cluster_output(folder: Path) -> bool:
@@ -84,6 +86,8 @@ def _rank_trace(folder: Path, cluster: _Cluster, rank: int, ranks: list[int], wo
     links = [load for load in cluster.links if load.src == rank or (rank == ranks[0] and load.src not in ranks)]
     lanes = tuple(sorted(cluster.lanes[rank], key=lambda step: -1 if step.step is None else step.step))
     notes = ["merged tables: durations only, whom a rank waited for is not in them"]
+    step_trace = cluster.step_trace if rank == ranks[0] else StepTrace()  # a broken line is of no rank: told once
+    notes += step_trace.notes
     if not lanes:
         notes.append("no cluster_step_trace_time: there is no breakdown")
     return RankTrace(
@@ -100,6 +104,7 @@ def _rank_trace(folder: Path, cluster: _Cluster, rank: int, ranks: list[int], wo
         links=tuple(links),
         packets=packet_sizes(cluster.packets[rank]),
         wait_times=wait_times(rows),
+        skipped_events=step_trace.num_broken,
         notes=tuple(notes),
     )
 
@@ -125,11 +130,10 @@ def _read_files(folder: Path, cluster: _Cluster) -> None:
         for _, step, operation, links in _nested(path):
             if operation in wanted:
                 _add_links(cluster, step, operation.partition("@")[2], links.items())
-    path = folder / "cluster_step_trace_time.csv"
-    if path.is_file():
-        for line, lanes in read_step_trace(path):
-            if line.get("Type", "rank") == "rank" and (line.get("Index") or "").strip().isdigit():
-                _add_lanes(cluster, int(line["Index"]), lanes, line.get("PP Index"))
+    cluster.step_trace = read_step_trace(folder / "cluster_step_trace_time.csv")
+    for line, lanes in cluster.step_trace.rows:
+        if line.get("Type", "rank") == "rank" and (line.get("Index") or "").strip().isdigit():
+            _add_lanes(cluster, int(line["Index"]), lanes, line.get("PP Index"))
 
 
 def _nested(path: Path) -> Iterator[tuple[str, str, str, dict[str, Any]]]:

@@ -37,7 +37,9 @@ from headrace.traces.ascend_text import groups_of_folder, output_folder, rank_of
 from headrace.traces.breakdown import break_down, break_down_windows, lane_intervals
 from headrace.traces.free_time import launch_delay
 from headrace.traces.intervals import union
+from headrace.traces.json_events import NOT_JSON
 from headrace.traces.kernel_names import collective_kind, message_bytes
+from headrace.traces.time_bounds import EARLIEST_NS, LATEST_NS
 from headrace.traces.timeline import (
     NO_LAUNCH,
     NO_STEP,
@@ -166,6 +168,8 @@ def _timeline(db: sqlite3.Connection) -> tuple[Timeline, list[tuple[object, ...]
     operations = list(db.execute(_OPERATIONS, named)) if {"COMMUNICATION_OP", "CANN_API"} <= tables else []
     rows += [(op[0], op[1], _operation_kind(op[2]), op[6]) for op in operations]
     table = np.array(rows, dtype=np.int64).reshape(-1, 4)
+    if ((table[:, :2] < EARLIEST_NS) | (table[:, :2] > LATEST_NS)).any():
+        raise ValueError("a task starts or ends at no moment of a trace")
     steps = _steps(db) if "STEP_TIME" in tables else _steps_from([])
     belongs_by = np.where(table[:, 3] == NO_LAUNCH, table[:, 0], table[:, 3])
     loading = list(db.execute(_LOADING)) if "PYTORCH_API" in tables else []
@@ -277,7 +281,7 @@ def _metadata(db: sqlite3.Connection) -> dict[str, object]:
     row = db.execute("SELECT value FROM META_DATA WHERE name = 'parallel_group_info'").fetchone()
     try:
         return {"parallel_group_info": msgspec.json.decode(row[0])} if row else {}
-    except (msgspec.DecodeError, TypeError):
+    except (*NOT_JSON, TypeError):
         return {}
 
 

@@ -13,15 +13,18 @@ from __future__ import annotations
 import csv
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from headrace.errors import FormatError
+from headrace.traces.json_events import NOT_JSON
 from headrace.traces.kernel_names import collective_kind
+from headrace.traces.time_bounds import LONGEST_NS, span_ns, stamp_ns
 from headrace.traces.timeline import Collective, Group, LinkLoad, PacketSizes, StepLanes, WaitTimes
 
 TOTAL = "Total Op Info"
@@ -33,7 +36,7 @@ LARGE_PACKET_MB = {"RDMA": 0.5}
 LARGE_PACKET_MB_ELSEWHERE = 32.0
 """Above these sizes msprof calls a packet large."""
 
-_STEP_DIGITS = re.compile(r"(\d+)\s*$")
+_STEP_DIGITS = re.compile(r"(?<!\d)(\d{1,18})\s*$")
 _MB, _MS_IN_NS = 1e6, 1e6
 
 
@@ -62,7 +65,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """A JSON object. Raises FormatError."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except NOT_JSON as error:
         raise FormatError(f"{path} is broken: {error}") from error
     except OSError as error:
         raise FormatError(f"cannot read {path}: {error.strerror or error}") from error
@@ -93,8 +96,8 @@ def collective_of(row: OperationTime, groups: Mapping[str, Group]) -> Collective
     return Collective(
         step=row.step,
         kind=collective_kind(row.name),
-        start_ns=round((row.start_us or 0) * 1000),
-        duration_ns=round(row.elapse_ms * _MS_IN_NS),
+        start_ns=stamp_ns((row.start_us or 0) * 1000),
+        duration_ns=span_ns(row.elapse_ms * _MS_IN_NS),
         group=group,
         key=f"{row.name}@{row.group}",
     )
@@ -106,10 +109,10 @@ def wait_times(rows: Iterable[OperationTime]) -> WaitTimes | None:
     if not own:
         return None
     return WaitTimes(
-        elapse_ns=round(sum(row.elapse_ms for row in own) * _MS_IN_NS),
-        transit_ns=round(sum(row.transit_ms for row in own) * _MS_IN_NS),
-        wait_ns=round(sum(row.wait_ms for row in own) * _MS_IN_NS),
-        idle_ns=round(sum(row.idle_ms for row in own) * _MS_IN_NS),
+        elapse_ns=span_ns(sum(row.elapse_ms for row in own) * _MS_IN_NS),
+        transit_ns=span_ns(sum(row.transit_ms for row in own) * _MS_IN_NS),
+        wait_ns=span_ns(sum(row.wait_ms for row in own) * _MS_IN_NS),
+        idle_ns=span_ns(sum(row.idle_ms for row in own) * _MS_IN_NS),
     )
 
 
@@ -152,6 +155,8 @@ def link_load(
     size_mb, time_ms = float(entry.get("Transit Size(MB)", 0)), float(entry.get("Transit Time(ms)", 0))
     if not (src.isdigit() and dst.isdigit()) or src == dst or transport == LOCAL or time_ms <= 0:
         return None
+    if not isfinite(size_mb) or not time_ms * _MS_IN_NS <= LONGEST_NS:
+        raise ValueError(f"{size_mb} MB in {time_ms} ms went over no link")
     ranks = groups[group].ranks if local and group in groups else None
     known = ranks is not None and int(src) < len(ranks) and int(dst) < len(ranks)
     return LinkLoad(
@@ -173,26 +178,50 @@ def matrix_classes(names: Iterable[str]) -> set[str]:
     return total or own
 
 
-def read_step_trace(path: Path) -> Iterator[tuple[dict[str, str], StepLanes]]:
-    """(row, lanes) per line of step_trace_time.csv or cluster_step_trace_time.csv. Raises FormatError."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepTrace:
+    """What step_trace_time.csv or cluster_step_trace_time.csv holds."""
+
+    rows: tuple[tuple[dict[str, str], StepLanes], ...] = ()
+    """The line as it stands there, and its lanes."""
+    num_broken: int = 0
+    """Lines left out: their times are none (inf, nan, text), or they are cut off."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of these lanes must know."""
+        return (f"broken lines of the step table that were skipped: {self.num_broken}",) if self.num_broken else ()
+
+
+def read_step_trace(path: Path) -> StepTrace:
+    """Read either table; empty where there is none. Raises FormatError when it is another one."""
+    if not path.is_file():
+        return StepTrace()
+    rows: list[tuple[dict[str, str], StepLanes]] = []
+    num_broken = 0
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             for row in csv.DictReader(file):
-                yield (
-                    row,
-                    step_lanes(
-                        step=row.get("Step", ""),
-                        computing=row["Computing"],
-                        not_overlapped=row["Communication(Not Overlapped)"],
-                        communication=row["Communication"],
-                        overlapped=row["Overlapped"],
-                        free=row["Free"],
-                        bubble=row.get("Bubble") or 0,
-                        preparing=row.get("Preparing"),
-                    ),
-                )
-    except (KeyError, ValueError, TypeError) as error:
+                try:
+                    rows.append((row, _lanes_of_line(row)))
+                except (ValueError, TypeError):
+                    num_broken += 1
+    except (KeyError, UnicodeDecodeError, csv.Error) as error:
         raise FormatError(f"{path} is no step_trace_time.csv: {error!r}") from error
+    return StepTrace(rows=tuple(rows), num_broken=num_broken)
+
+
+def _lanes_of_line(row: Mapping[str, str]) -> StepLanes:
+    return step_lanes(
+        step=row.get("Step", ""),
+        computing=row["Computing"],
+        not_overlapped=row["Communication(Not Overlapped)"],
+        communication=row["Communication"],
+        overlapped=row["Overlapped"],
+        free=row["Free"],
+        bubble=row.get("Bubble") or 0,
+        preparing=row.get("Preparing"),
+    )
 
 
 def step_lanes(
@@ -213,4 +242,4 @@ def step_lanes(
 
 
 def _ns(microseconds: Any) -> int:
-    return round(float(microseconds) * 1000)
+    return span_ns(float(microseconds) * 1000)

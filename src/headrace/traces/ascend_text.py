@@ -63,7 +63,8 @@ def groups_of_folder(folder: Path) -> dict[str, Group]:
 def read_ascend_text(folder: Path, *, keep_spans: bool = False) -> RankTrace:
     """Read one rank's folder. Raises FormatError when nothing in it can be read."""
     output, rank, groups = output_folder(folder), rank_of_folder(folder), groups_of_folder(folder)
-    published = _published(output / "step_trace_time.csv")
+    step_trace = read_step_trace(output / "step_trace_time.csv")
+    published = tuple(lanes for _, lanes in step_trace.rows)
     numbers = [lanes.step for lanes in published if lanes.step is not None]
     path = output / "trace_view.json"
     view = read_view(path, rank=rank, groups=groups, steps_if_unmarked=numbers) if path.is_file() else None
@@ -72,7 +73,8 @@ def read_ascend_text(folder: Path, *, keep_spans: bool = False) -> RankTrace:
     lanes = break_down(view.timeline, communication_is_visible=True) if view else ()
     if not (published or view or operations or links):
         raise FormatError(
-            f"{folder} holds metadata only: no trace_view.json, communication*.json or step_trace_time.csv"
+            f"{folder} holds metadata only: no trace_view.json, communication*.json "
+            "or whole line of step_trace_time.csv"
         )
     return RankTrace(
         rank=rank,
@@ -92,13 +94,9 @@ def read_ascend_text(folder: Path, *, keep_spans: bool = False) -> RankTrace:
         launch_delay=launch_delay(view.timeline.tasks) if view else None,
         spans=lane_intervals(view.timeline) if view and keep_spans else (),
         num_events=view.num_events if view else 0,
-        skipped_events=view.skipped_events if view else 0,
-        notes=_notes(view, rank, groups, operations, links),
+        skipped_events=(view.skipped_events if view else 0) + step_trace.num_broken,
+        notes=_notes(view, rank, groups, operations, links) + step_trace.notes,
     )
-
-
-def _published(path: Path) -> tuple[StepLanes, ...]:
-    return tuple(lanes for _, lanes in read_step_trace(path)) if path.is_file() else ()
 
 
 def _number(lanes: tuple[StepLanes, ...], published: tuple[StepLanes, ...]) -> tuple[StepLanes, ...]:

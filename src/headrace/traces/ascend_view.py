@@ -29,8 +29,9 @@ from headrace.traces.ascend_names import (
     sum_peer_waits,
 )
 from headrace.traces.intervals import union
-from headrace.traces.json_events import EventFile
-from headrace.traces.kernel_names import collective_kind, message_bytes
+from headrace.traces.json_events import NOT_JSON, EventFile
+from headrace.traces.kernel_names import MAX_COUNT, collective_kind, message_bytes
+from headrace.traces.time_bounds import elapsed_ns, stamp_ns
 from headrace.traces.timeline import (
     NO_LAUNCH,
     NO_STEP,
@@ -43,7 +44,7 @@ from headrace.traces.timeline import (
     Timeline,
 )
 
-_STEP = re.compile(r"ProfilerStep\s*#\s*(\d+)")
+_STEP = re.compile(r"ProfilerStep\s*#\s*(\d{1,18})(?!\d)")
 _ARROW = "HostToDevice"
 
 
@@ -66,7 +67,7 @@ class _ViewEvent(msgspec.Struct, gc=False):
 
 
 class _BareEvent(msgspec.Struct, gc=False):
-    """For events whose args are no object at all."""
+    """For a batch with an event whose args are no object at all."""
 
     name: str = ""
     pid: int | str | None = None
@@ -107,6 +108,8 @@ class _Collected:
     arrivals: dict[_Place, str] = field(default_factory=dict)
     """Where an arrow ends -> the arrow"""
     num_events: int = 0
+    num_broken: int = 0
+    """Events whose times cannot be."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,7 +132,10 @@ def read_view(path: Path, *, rank: int | None, groups: dict[str, Group], steps_i
     for batch in file:
         collected.num_events += len(batch)
         for event in batch:
-            _collect(event, collected)
+            try:
+                _collect(event, collected)
+            except (ArithmeticError, ValueError):
+                collected.num_broken += 1
     steps = _steps(collected, steps_if_unmarked)
     tasks = _tasks(collected, steps)
     loading = np.array(collected.loading, dtype=np.int64).reshape(-1, 2)
@@ -137,14 +143,14 @@ def read_view(path: Path, *, rank: int | None, groups: dict[str, Group], steps_i
         timeline=Timeline(device="npu", steps=steps, tasks=tasks, loading=union(loading[:, 0], loading[:, 1])),
         collectives=_collectives(collected, tasks, steps, groups),
         peer_waits=_peer_waits(collected, tasks, steps, rank, groups),
-        num_events=collected.num_events,
-        skipped_events=file.skipped,
+        num_events=collected.num_events - collected.num_broken,
+        skipped_events=file.skipped + collected.num_broken,
         truncated=file.truncated,
     )
 
 
 def _collect(event: _ViewEvent | _BareEvent, into: _Collected) -> None:
-    args = event.args if isinstance(event.args, _Args) else None
+    args = _args(event)
     if event.name.startswith(_ARROW):
         if event.ph == "s":
             into.calls.setdefault(event.name, _ns(event.ts))
@@ -156,18 +162,18 @@ def _collect(event: _ViewEvent | _BareEvent, into: _Collected) -> None:
     if args is not None and args.task_type in TASK_KINDS:
         start_ns = _ns(event.ts)
         kind = TaskKind.COPY if event.name == "MEMCPY_ASYNC" else TASK_KINDS[args.task_type]
-        into.tasks.append((start_ns, start_ns + _ns(event.dur), kind))
+        into.tasks.append((start_ns, start_ns + _duration_ns(event.dur), kind))
         into.places.append((event.pid, event.tid, start_ns))
     elif event.name == NOTIFY_WAIT and args is not None and isinstance(args.src, int) and isinstance(args.dst, int):
-        into.waits.append((_ns(event.ts), _ns(event.dur), args.src, args.dst))
+        into.waits.append((_ns(event.ts), _duration_ns(event.dur), args.src, args.dst))
     elif is_operation(event.name):
         start_ns = _ns(event.ts)
-        count = args.count if args is not None and isinstance(args.count, int) else None
+        count = args.count if args is not None and isinstance(args.count, int) and args.count <= MAX_COUNT else None
         into.operations.append(
             _Operation(
                 name=event.name,
                 start_ns=start_ns,
-                end_ns=start_ns + _ns(event.dur),
+                end_ns=start_ns + _duration_ns(event.dur),
                 place=(event.pid, event.tid, start_ns),
                 count=count,
                 dtype=args.dtype if args is not None else None,
@@ -175,10 +181,10 @@ def _collect(event: _ViewEvent | _BareEvent, into: _Collected) -> None:
         )
     elif step := _STEP.match(event.name):
         start_ns = _ns(event.ts)
-        into.steps.setdefault(int(step.group(1)), (start_ns, start_ns + _ns(event.dur)))
+        into.steps.setdefault(int(step.group(1)), (start_ns, start_ns + _duration_ns(event.dur)))
     elif "DataLoader" in event.name and event.name.startswith("enumerate("):
         start_ns = _ns(event.ts)
-        into.loading.append((start_ns, start_ns + _ns(event.dur)))
+        into.loading.append((start_ns, start_ns + _duration_ns(event.dur)))
 
 
 def _steps(collected: _Collected, steps_if_unmarked: list[int]) -> Steps:
@@ -270,8 +276,19 @@ def _peer_waits(
     return sum_peer_waits(found)
 
 
+def _args(event: _ViewEvent | _BareEvent) -> _Args | None:
+    if isinstance(event, _ViewEvent):
+        return event.args
+    try:
+        return msgspec.json.decode(event.args, type=_Args)
+    except NOT_JSON:
+        return None
+
+
 def _ns(stamp: str | float | None) -> int:
     """Exact nanoseconds of a microsecond stamp; a stamp of 19 digits only survives as text."""
-    if isinstance(stamp, str):
-        return round(Decimal(stamp) * 1000)
-    return round((stamp or 0.0) * 1000)
+    return stamp_ns(Decimal(stamp) * 1000 if isinstance(stamp, str) else (stamp or 0.0) * 1000)
+
+
+def _duration_ns(length: str | float | None) -> int:
+    return elapsed_ns(Decimal(length) * 1000 if isinstance(length, str) else (length or 0.0) * 1000)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -49,6 +49,16 @@ class Input:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class _Walk:
+    """What one way down the folders has met, inputs aside."""
+
+    been_in: set[tuple[int, int]] = field(default_factory=set)
+    """Device and inode of each folder: links may lead back up."""
+    passed: list[str] = field(default_factory=list)
+    """What the system refuses to say anything about: a link to itself, a folder nobody may look into."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Found:
     """What there is to read, and what was left out."""
 
@@ -60,15 +70,23 @@ def discover(paths: Sequence[Path]) -> Found:
     """Find everything to read under `paths`. Raises ConfigError for a path that does not exist, FormatError when
     nothing can be read or kinds are mixed."""
     inputs: list[Input] = []
+    passed: list[str] = []
     for path in paths:
         if not path.exists():
             raise ConfigError(f"{path} does not exist; give files or folders with traces")
-        found = list(_in_folder(path) if path.is_dir() else _of_file(path))
+        walk = _Walk(passed=passed)
+        found = list(_in_folder(path, walk) if path.is_dir() else _of_file(path))
         if not found:
             raise FormatError(_nothing(path))
         inputs += found
     unique = {entry.path.resolve(): entry for entry in inputs}
-    return _of_one_kind(tuple(unique.values()), paths)
+    found_all = _of_one_kind(tuple(unique.values()), paths)
+    return replace(found_all, notes=found_all.notes + _note_of(passed))
+
+
+def _note_of(passed: Sequence[str]) -> tuple[str, ...]:
+    shown = ", ".join(passed[:3]) + (", ..." if len(passed) > 3 else "")
+    return (f"passed over, because they cannot be looked at ({len(passed)}): {shown}",) if passed else ()
 
 
 def _of_one_kind(inputs: tuple[Input, ...], paths: Sequence[Path]) -> Found:
@@ -81,7 +99,8 @@ def _of_one_kind(inputs: tuple[Input, ...], paths: Sequence[Path]) -> Found:
         )
     chosen = next(kind for kind in ORDER if kind in kinds)
     rest = [entry for entry in inputs if entry.kind != chosen]
-    notes = [f"{len(rest)} other inputs were left alone ({rest[0].kind}: {rest[0].path.name}, ...)"] if rest else []
+    others = "1 other input was" if len(rest) == 1 else f"{len(rest)} other inputs were"
+    notes = [f"{others} left alone ({rest[0].kind}: {rest[0].path.name}, ...)"] if rest else []
     return Found(inputs=tuple(entry for entry in inputs if entry.kind == chosen), notes=tuple(notes))
 
 
@@ -89,10 +108,14 @@ def _first(inputs: Iterable[Input], kind: InputKind) -> Path:
     return next(entry.path for entry in inputs if entry.kind == kind)
 
 
-def _in_folder(folder: Path) -> Iterator[Input]:
+def _in_folder(folder: Path, walk: _Walk) -> Iterator[Input]:
     """Walk down; a rank's folder and a cluster's folder are taken whole."""
     if folder.name == OUTPUT:  # the folder inside a rank's folder was given: the rank is told one level up
         folder = folder.parent
+    status = folder.stat()
+    if (status.st_dev, status.st_ino) in walk.been_in:
+        return
+    walk.been_in.add((status.st_dev, status.st_ino))
     if (rank_folder := _rank_folder(folder)) is not None:
         yield rank_folder
         return
@@ -104,9 +127,14 @@ def _in_folder(folder: Path) -> Iterator[Input]:
     except OSError as error:
         raise FormatError(f"cannot read {folder}: {error.strerror or error}") from error
     for entry in entries:
-        if entry.is_dir() and entry.name not in _PASSED_FOLDERS:
-            yield from _in_folder(Path(entry.path))
-        elif entry.is_file():
+        try:
+            is_folder, is_file = entry.is_dir(), entry.is_file()
+        except OSError as error:
+            walk.passed.append(f"{entry.path}: {error.strerror or error}")
+            continue
+        if is_folder and entry.name not in _PASSED_FOLDERS:
+            yield from _in_folder(Path(entry.path), walk)
+        elif is_file:
             yield from _of_file(Path(entry.path), must_be=False)
 
 
@@ -143,7 +171,7 @@ def _of_file(path: Path, *, must_be: bool = True) -> Iterator[Input]:
             raise FormatError(f"cannot read {path}: {error}") from error
         return
     if must_be and path.name in _RANK_TABLES:
-        yield from _in_folder(path.parent)
+        yield from _in_folder(path.parent, _Walk())
     elif must_be:
         raise FormatError(_nothing(path))
 

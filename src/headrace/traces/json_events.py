@@ -30,6 +30,9 @@ WINDOW_BYTES = 1 << 18
 MAX_GLUED = 4
 """Pieces rejoined where something that looks like the border of two events lay inside one."""
 
+NOT_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What a decoder raises: for broken text, for broken letters, and for lists in lists in lists by the thousand."""
+
 _ARRAY_START = re.compile(rb'"traceEvents"\s*:\s*\[|\A\s*\[')
 _BORDER_BEFORE_KEY = re.compile(rb'(?<=\})\s*,\s*(?=\{\s*"(?:ph|name|cat|pid|tid|ts|dur|id|bp|s|args)"\s*:)')
 _ARRAY_END = re.compile(rb'\}\s*\](?=\s*(?:,\s*"|\}|\Z))')  # starts with a letter, or it would be tried at every byte
@@ -49,7 +52,7 @@ class EventFile(Generic[EventT]):
         self.envelope: dict[str, Any] = {}
         """All but the events. Complete only after the iteration: baseTimeNanoseconds may stand at the end."""
         self.skipped = 0
-        """Events that could not be decoded: bad escapes, raw quotes, wrong encoding, cut off at the end of the file."""
+        """Events that could not be decoded: bad escapes, raw quotes, wrong encoding, endless nesting, cut off."""
         self.truncated = False
         """The file ends before its array does (the process was killed while writing, or a copy was cut)."""
         self._decoders = [msgspec.json.Decoder(list[event_type]) for event_type in event_types]  # type: ignore[valid-type]
@@ -104,7 +107,7 @@ class EventFile(Generic[EventT]):
         for decoder in self._decoders:
             try:
                 return decoder.decode(array)
-            except (msgspec.MsgspecError, UnicodeDecodeError):
+            except NOT_JSON:
                 continue
         return None
 
@@ -163,7 +166,7 @@ class EventFile(Generic[EventT]):
         for closing in (tail, b"}"):
             try:
                 self.envelope = msgspec.json.decode(self._head + b"]" + closing, type=dict[str, Any])
-            except (msgspec.MsgspecError, UnicodeDecodeError):
+            except NOT_JSON:
                 continue
             return closing is tail
         return False

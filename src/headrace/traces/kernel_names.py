@@ -38,6 +38,9 @@ no place on the time axis."""
 
 TELLS_ARRIVAL = SYMMETRIC | {EXPOSED}
 
+MAX_COUNT = 1 << 53
+"""No collective has more elements: a larger number is a broken one."""
+
 _BYTES = {
     "byte": 1, "char": 1, "bool": 1, "int8": 1, "uint8": 1, "signed char": 1, "unsigned char": 1,
     "half": 2, "bfloat16": 2, "c10::half": 2, "c10::bfloat16": 2, "fp16": 2, "bfp16": 2, "bf16": 2,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
-from headrace.traces.distributed_info import DistributedInfo, parse_ranks
-from headrace.traces.kernel_names import collective_kind, message_bytes
+from headrace.traces.distributed_info import MAX_RANKS, DistributedInfo, parse_ranks
+from headrace.traces.kernel_names import MAX_COUNT, collective_kind, message_bytes
 from headrace.traces.kineto_columns import NamedRange
 from headrace.traces.kineto_events import KernelArgs
 from headrace.traces.timeline import Collective, Group
@@ -63,12 +64,19 @@ def the_only_group(info: DistributedInfo) -> Group | None:
 
 def _group_of(args: KernelArgs, info: DistributedInfo) -> Group | None:
     name = "" if args.group_name is None else str(args.group_name)
-    ranks = parse_ranks(args.group_ranks)
-    if ranks is None and name:  # torch cuts the list after 30 ranks; the envelope has all of them
-        ranks = next((group.ranks for group in info.groups if group.name == name), None)
-    if ranks is None and info.world_size and args.group_size == info.world_size:
-        ranks = tuple(range(info.world_size))
-    return Group(name=name, ranks=tuple(sorted(ranks))) if ranks else None
+    if ranks := parse_ranks(args.group_ranks):
+        return Group(name=name, ranks=tuple(sorted(ranks)))
+    # torch cuts the list after 30 ranks; the envelope has all of them
+    declared = next((group for group in info.groups if group.name == name), None) if name else None
+    if declared is None and info.world_size and args.group_size == info.world_size <= MAX_RANKS:
+        return Group(name=name, ranks=_all_ranks(info.world_size))
+    return declared
+
+
+@cache
+def _all_ranks(world_size: int) -> tuple[int, ...]:
+    """One tuple for all collectives of a job."""
+    return tuple(range(world_size))
 
 
 def _num_elements(dims: object) -> int | None:
@@ -76,4 +84,5 @@ def _num_elements(dims: object) -> int | None:
     if not isinstance(dims, list) or not dims:
         return None
     shapes = [shape for shape in dims if isinstance(shape, list) and all(isinstance(size, int) for size in shape)]
-    return sum(math.prod(shape) for shape in shapes) if shapes else None
+    count = sum(math.prod(shape) for shape in shapes)
+    return count if shapes and 0 <= count <= MAX_COUNT else None

@@ -27,6 +27,7 @@ from headrace.traces.kineto_events import (
     AnyJobEvent,
     Copy,
     DeviceJobEvent,
+    Event,
     Kernel,
     KernelArgs,
     LooseEvent,
@@ -40,14 +41,14 @@ from headrace.traces.timeline import TaskKind
 Int64: TypeAlias = npt.NDArray[np.int64]
 Thread: TypeAlias = int | str | None
 
-_STEP = re.compile(r"ProfilerStep\s*#\s*(\d+)")
+_STEP = re.compile(r"ProfilerStep\s*#\s*(\d{1,18})(?!\d)")
 _LOADING = re.compile(r"(?i)dataloader|data_?load|^#*\s*data\b|get_batch|next_batch|fetch_batch|load_batch")
 _ISSUES_COLLECTIVE = ("c10d::", "_c10d_functional::", "c10d_functional::", "_c10d_functional_autograd::")
 """Operators that only hand a collective over or wait for it: communication, not computing."""
 
 _CPU_BACKENDS = ("gloo:", "mpi:", "ucc:")
 
-_LONG_FLOAT_STAMP = re.compile(rb'"ts"\s*:\s*"?(\d{16,})\.\d')
+_LONG_FLOAT_STAMP = re.compile(rb'"ts"\s*:\s*"?(\d{16,18})\.\d')
 _DEVICE_CATEGORY = re.compile(rb'"cat"\s*:\s*"(?:' + "|".join(sorted(DEVICE_CATEGORIES)).encode() + rb')"')
 OPERATORS_AT_ONCE = 1 << 12
 """Operators that wait for their union: some 600 KB, which stay in the cache."""
@@ -123,7 +124,7 @@ class _Collector:
         self._origin_us = origin_us
         self._device = _DeviceColumns()
         self._call_start_us, self._call_correlation = array("d"), array("q")
-        self._num_events = 0
+        self._num_events = self._num_broken = 0
         self._kind_of_name: dict[str, TaskKind] = {}
         self._collectives: list[CollectiveKernel] = []
         self._steps: list[tuple[int, NamedRange]] = []
@@ -133,16 +134,17 @@ class _Collector:
         self._running: defaultdict[Thread, IntervalSet] = defaultdict(lambda: EMPTY)
         self._issuing: defaultdict[Thread, IntervalSet] = defaultdict(lambda: EMPTY)
         self._operators: list[Operator] = []
-        self._wanted = {Kernel, *COPIES, *CALLS, Operator, Range}
+        self._wanted = {Kernel, *COPIES, *CALLS, Operator, Range, LooseEvent}
 
     def add(self, batch: list[Any]) -> None:
         """What a batch refers to in the window (`args` of a range) is read here: the next batch may overwrite it."""
         self._num_events += len(batch)
-        if batch and isinstance(batch[0], LooseEvent):
-            batch = [event for loose in batch if (event := loose.typed(self._origin_us)) is not None]
         # Two thirds are arrows and the like: they are passed over at the price of one look-up each.
         wanted = self._wanted
-        if not (kept := [event for event in batch if type(event) in wanted]):
+        kept = [event for event in batch if type(event) in wanted]
+        if LooseEvent in map(type, kept):  # beside typed ones, where a batch was taken apart event by event
+            kept = [event for one in kept if (event := self._typed(one)) is not None]
+        if not kept:
             return
         if calls := [event for event in kept if type(event) in CALLS]:
             self._call_start_us.extend([call.ts for call in calls])
@@ -161,6 +163,13 @@ class _Collector:
         else:
             self._operators += [event for event in kept if type(event) is Operator]
             self._join_operators(at_least=OPERATORS_AT_ONCE)
+
+    def _typed(self, event: Event | LooseEvent) -> Event | None:
+        try:
+            return event.typed(self._origin_us) if isinstance(event, LooseEvent) else event
+        except (ArithmeticError, ValueError):
+            self._num_broken += 1
+            return None
 
     def _kinds(self, kernels: list[Kernel]) -> list[TaskKind]:
         known = self._kind_of_name
@@ -228,8 +237,8 @@ class _Collector:
             cpu_collectives=tuple(self._cpu_collectives),
             operators={thread: subtract(lane, self._issuing[thread]) for thread, lane in self._running.items()},
             names_accelerator=self._names_accelerator,
-            num_events=self._num_events,
-            skipped_events=file.skipped,
+            num_events=self._num_events - self._num_broken,
+            skipped_events=file.skipped + self._num_broken,
             truncated=file.truncated,
         )
 

@@ -13,36 +13,47 @@ holds 16 digits, so "16 digits and 3 decimals" is read as text.
 from __future__ import annotations
 
 from decimal import Decimal
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from headrace.traces.intervals import Nanoseconds
+from headrace.traces.json_events import NOT_JSON
+from headrace.traces.kernel_names import MAX_COUNT
+from headrace.traces.time_bounds import EARLIEST_NS, LATEST_NS, LONGEST_NS
 
 NO_ARGS = msgspec.Raw(b"{}")
 NO_DURATION = -1.0
+"""Of an event without one. One that is written as negative is broken."""
+
+EARLIEST_US, LATEST_US, LONGEST_US = EARLIEST_NS / 1000, LATEST_NS / 1000, LONGEST_NS / 1000
+Moment: TypeAlias = Annotated[float, msgspec.Meta(ge=EARLIEST_US, le=LATEST_US)]
+Duration: TypeAlias = Annotated[float, msgspec.Meta(ge=0.0, le=LONGEST_US)]
+Identifier: TypeAlias = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=-MAX_COUNT, le=MAX_COUNT)]
+"""What the decoder lets pass; a batch with anything else is decoded as LooseEvent, which finds the broken event."""
 
 
 class Correlated(msgspec.Struct, gc=False):
     """`args` of calls and copies."""
 
-    correlation: int = -1
+    correlation: Identifier = -1
 
 
 class KernelArgs(msgspec.Struct, gc=False):
     """`args` of kernels; all but the first are there on collectives only, and not on all of them."""
 
-    correlation: int = -1
+    correlation: Identifier = -1
     collective: str | None = msgspec.field(name="Collective name", default=None)
-    in_elements: int | None = msgspec.field(name="In msg nelems", default=None)
-    out_elements: int | None = msgspec.field(name="Out msg nelems", default=None)
-    group_size: int | None = msgspec.field(name="Group size", default=None)
+    in_elements: Count | None = msgspec.field(name="In msg nelems", default=None)
+    out_elements: Count | None = msgspec.field(name="Out msg nelems", default=None)
+    group_size: Count | None = msgspec.field(name="Group size", default=None)
     dtype: str | None = None
     group_name: str | int | None = msgspec.field(name="Process Group Name", default=None)
     group_ranks: str | list[int] | None = msgspec.field(name="Process Group Ranks", default=None)
-    sequence: int | None = msgspec.field(name="Seq", default=None)
+    sequence: Identifier | None = msgspec.field(name="Seq", default=None)
 
 
 class _Tagged(msgspec.Struct, gc=False, tag_field="cat"):
@@ -52,14 +63,14 @@ class _Tagged(msgspec.Struct, gc=False, tag_field="cat"):
 
 class Kernel(_Tagged, tag="kernel"):
     name: str = ""
-    ts: float = 0.0
-    dur: float = NO_DURATION
+    ts: Moment = 0.0
+    dur: Duration = NO_DURATION
     args: KernelArgs = msgspec.field(default_factory=KernelArgs)
 
 
 class Copy(_Tagged, tag="gpu_memcpy"):
-    ts: float = 0.0
-    dur: float = NO_DURATION
+    ts: Moment = 0.0
+    dur: Duration = NO_DURATION
     args: Correlated = msgspec.field(default_factory=Correlated)
 
 
@@ -68,7 +79,7 @@ class Fill(Copy, tag="gpu_memset"):
 
 
 class Call(_Tagged, tag="cuda_runtime"):
-    ts: float = 0.0
+    ts: Moment = 0.0
     args: Correlated = msgspec.field(default_factory=Correlated)
 
 
@@ -91,16 +102,16 @@ COPIES = frozenset({Copy, Fill})
 class Range(_Tagged, tag="user_annotation"):
     name: str = ""
     tid: int | str | None = None
-    ts: float = 0.0
-    dur: float = NO_DURATION
+    ts: Moment = 0.0
+    dur: Duration = NO_DURATION
     args: msgspec.Raw = NO_ARGS
 
 
 class Operator(_Tagged, tag="cpu_op"):
     name: str = ""
     tid: int | str | None = None
-    ts: float = 0.0
-    dur: float = NO_DURATION
+    ts: Moment = 0.0
+    dur: Duration = NO_DURATION
 
 
 class BareOperator(_Tagged, tag="cpu_op"):
@@ -161,34 +172,35 @@ class LooseEvent(msgspec.Struct, gc=False):
     name: str | None = None
     tid: int | str | None = None
     ts: msgspec.Raw = msgspec.Raw(b"0")
-    dur: msgspec.Raw = msgspec.Raw(b"-1")
+    dur: msgspec.Raw = msgspec.Raw(b"")
     args: msgspec.Raw = NO_ARGS
 
     def typed(self, origin_us: int) -> Event | None:
-        """The event as its own class, its start relative to `origin_us`; None for what does not matter."""
+        """The event as its own class, its start relative to `origin_us`; None for what does not matter.
+
+        Raises ValueError or ArithmeticError for times that cannot be.
+        """
         kind = _CLASS_OF_CATEGORY.get(self.cat or "")
         if kind is None:
             return None
-        start_us, duration_us = _microseconds(self.ts, origin_us), _microseconds(self.dur, 0)
-        if start_us is None or duration_us is None:
-            return None
-        name = self.name or ""
+        name, start_us = self.name or "", _microseconds(self.ts, origin_us, EARLIEST_US, LATEST_US)
+        if kind is Call:
+            return Call(ts=start_us, args=Correlated(_correlation(self.args)))
+        duration_us = _microseconds(self.dur, 0, 0.0, LONGEST_US) if len(self.dur) else NO_DURATION
         if kind is Kernel:
             return Kernel(name=name, ts=start_us, dur=duration_us, args=_kernel_args(self.args))
         if kind is Range:
             return Range(name=name, tid=self.tid, ts=start_us, dur=duration_us, args=self.args)
         if kind is Operator:
             return Operator(name=name, tid=self.tid, ts=start_us, dur=duration_us)
-        correlation = arguments(self.args).get("correlation")
-        args = Correlated(correlation if isinstance(correlation, int) else -1)
-        return Call(ts=start_us, args=args) if kind is Call else Copy(ts=start_us, dur=duration_us, args=args)
+        return Copy(ts=start_us, dur=duration_us, args=Correlated(_correlation(self.args)))
 
 
 def arguments(args: msgspec.Raw) -> dict[str, Any]:
     """`args` as a dictionary; empty when it is none."""
     try:
         decoded = msgspec.json.decode(args)
-    except msgspec.MsgspecError:
+    except NOT_JSON:
         return {}
     return decoded if isinstance(decoded, dict) else {}
 
@@ -197,9 +209,15 @@ def _kernel_args(args: msgspec.Raw) -> KernelArgs:
     """As much of them as has the type it should have."""
     try:
         return msgspec.json.decode(args, type=KernelArgs)
-    except msgspec.MsgspecError:
-        correlation = arguments(args).get("correlation")
-        return KernelArgs(correlation=correlation if isinstance(correlation, int) else -1)
+    except NOT_JSON:
+        return KernelArgs(correlation=_correlation(args))
+
+
+def _correlation(args: msgspec.Raw) -> int:
+    try:
+        return msgspec.json.decode(args, type=Correlated).correlation
+    except NOT_JSON:
+        return Correlated().correlation
 
 
 def microseconds_to_ns(microseconds: npt.NDArray[np.float64]) -> Nanoseconds:
@@ -208,12 +226,12 @@ def microseconds_to_ns(microseconds: npt.NDArray[np.float64]) -> Nanoseconds:
     return whole.astype(np.int64) * 1000 + np.rint((microseconds - whole) * 1000).astype(np.int64)
 
 
-def _microseconds(text: msgspec.Raw, origin_us: int) -> float | None:
-    digits = bytes(text).strip(b'"')
-    try:
-        return float(Decimal(digits.decode()) - origin_us) if origin_us else float(digits)
-    except (ArithmeticError, ValueError):
-        return None
+def _microseconds(text: msgspec.Raw, origin_us: int, least: float, most: float) -> float:
+    digits = bytes(text).strip(b'"').decode()
+    value = float(Decimal(digits) - origin_us) if origin_us else float(digits)
+    if not least <= value <= most:
+        raise ValueError(f"{digits[:40]} is no time of an event")
+    return value
 
 
 _CLASS_OF_CATEGORY: dict[str, type[Event]] = {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import zlib
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from headrace.errors import FormatError
 from headrace.traces.breakdown import break_down
 from headrace.traces.intervals import EMPTY
 from headrace.traces.kernel_names import collective_kind
+from headrace.traces.time_bounds import span_ns, stamp_ns
 from headrace.traces.timeline import NO_LAUNCH, Collective, Group, RankTrace, Steps, TaskKind, Tasks, Timeline
 
 COLUMNS = ("step", "rank", "stage", "optype", "start_ts", "duration")
@@ -31,7 +33,7 @@ def is_op_table(path: Path) -> bool:
     try:
         with _open(path) as file:
             header = next(csv.reader([file.readline(4096)]), [])
-    except (OSError, UnicodeDecodeError, EOFError):
+    except (OSError, UnicodeDecodeError, EOFError, csv.Error, zlib.error):
         return False
     return set(COLUMNS) <= set(header)
 
@@ -124,8 +126,8 @@ def _rows(path: Path) -> Iterator[tuple[int, int, int, str, int, int]]:
         step, rank, stage, optype, start, duration = (header.index(name) for name in COLUMNS)
         for line, row in enumerate(reader, start=2):
             try:
-                start_ns = round(float(row[start]) * 1e9)
-                end_ns = start_ns + round(float(row[duration]) * 1e9)
+                start_ns = stamp_ns(float(row[start]) * 1e9)
+                end_ns = start_ns + span_ns(float(row[duration]) * 1e9)
                 yield int(row[step]), int(row[rank]), int(row[stage]), row[optype], start_ns, end_ns
             except (ValueError, IndexError) as error:
                 raise FormatError(f"{path}:{line} is no row of the table ({','.join(row)[:80]!r}): {error}") from error

@@ -6,6 +6,7 @@ without a main guard must not run again, and nothing depends on what the calling
 
 from __future__ import annotations
 
+import csv
 import os
 import pickle
 import queue
@@ -13,6 +14,7 @@ import struct
 import subprocess
 import sys
 import threading
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +36,19 @@ Progress: TypeAlias = Callable[[Input, int, int], None]
 IN_PROCESS_BELOW_BYTES = 24 << 20
 """Starting an interpreter costs what reading 100 MB does; below this much in all it is not worth it."""
 
+UNFORESEEN = (
+    LookupError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+    EOFError,
+    csv.Error,
+    zlib.error,
+)
+"""What a reader runs into where a file does not hold what files of its kind hold."""
+
 LENGTH = struct.Struct("<Q")
 
 
@@ -51,7 +66,7 @@ def read_input(entry: Input, *, keep_spans: bool) -> tuple[RankTrace, ...]:
         return _read(entry, keep_spans)
     except HeadraceError:
         raise
-    except (LookupError, ValueError, TypeError, AttributeError) as error:
+    except UNFORESEEN as error:
         raise FormatError(
             f"{entry.path} is not what {entry.kind} files are: {type(error).__name__}: {error}"
         ) from error

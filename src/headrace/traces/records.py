@@ -11,7 +11,9 @@ from pathlib import Path
 
 from headrace.measure.phases import COMPUTING
 from headrace.measure.record import RankRecords, StepRecord, read_file
+from headrace.traces.distributed_info import MAX_RANKS
 from headrace.traces.kernel_names import EXPOSED
+from headrace.traces.time_bounds import LONGEST_NS
 from headrace.traces.timeline import Collective, Group, RankTrace, StepLanes
 
 
@@ -25,9 +27,12 @@ def read_records(path: Path) -> RankTrace:
     """Read one rank's file; warm-up steps are left out. Raises FormatError."""
     records = read_file(path)
     facts = records.facts
-    steps = [step for step in records.steps if not step.warmup and step.step_ns is not None]
-    group = Group(name=facts.run, ranks=tuple(range(facts.world_size)))
+    measured = [step for step in records.steps if not step.warmup and step.step_ns is not None]
+    steps = [step for step in measured if _is_possible(step)]
+    group = Group(name=facts.run, ranks=tuple(range(facts.world_size))) if facts.world_size <= MAX_RANKS else None
     notes = ["the file ends in the middle of a line"] if records.truncated else []
+    if len(steps) < len(measured):
+        notes.append(f"broken steps that were skipped: {len(measured) - len(steps)}")
     if not any(step.phases_ns.get("communication") is not None for step in steps):
         notes.append("communication was not seen live: nobody can be blamed by waits")
     return RankTrace(
@@ -40,10 +45,16 @@ def read_records(path: Path) -> RankTrace:
         stage=_stage(records),
         lanes=tuple(_lanes(step) for step in steps),
         collectives=tuple(found for step in steps if (found := _exposed(step, group)) is not None),
-        groups=(group,),
+        groups=(group,) if group else (),
         num_events=len(records.steps),
+        skipped_events=len(measured) - len(steps),
         notes=tuple(notes),
     )
+
+
+def _is_possible(step: StepRecord) -> bool:
+    lengths = (step.step_ns, *step.phases_ns.values())
+    return all(length is None or -LONGEST_NS <= length <= LONGEST_NS for length in lengths)
 
 
 def _stage(records: RankRecords) -> int | None:
@@ -66,7 +77,7 @@ def _lanes(step: StepRecord) -> StepLanes:
     )
 
 
-def _exposed(step: StepRecord, group: Group) -> Collective | None:
+def _exposed(step: StepRecord, group: Group | None) -> Collective | None:
     waited_ns = step.phases_ns.get("communication")
     if waited_ns is None:
         return None

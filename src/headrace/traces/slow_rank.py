@@ -174,7 +174,7 @@ def _accuse(
     }
     if excess is not None:
         evidence["excess_us_per_step"] = _by_name(excess)
-    extent = f"in {chief.steps_late} of {num_steps} steps" if num_steps > 1 else "in the only step traced"
+    extent = _extent(chief.steps_late, num_steps)
     what = (
         f"rank {chief.rank} is late by {chief.mean_ns / 1e6:.1f} ms per step ({chief.share:.0%}) {extent}; {cause.why}"
     )
@@ -212,7 +212,7 @@ def _accuse_host(
         rank=chief.rank,
         traced=True,
         what=f"rank {chief.rank} {gap} for {chief.mean_ns / 1e6:.1f} ms per step ({chief.share:.0%}) longer than the "
-        f"others, in {chief.steps_late} of {num_steps} steps. The others waited {late_us / 1000:.1f} ms for it, "
+        f"others, {_extent(chief.steps_late, num_steps)}. The others waited {late_us / 1000:.1f} ms for it, "
         "but too unevenly to convict it by that alone: all ranks are late now and then, as on busy cores",
         sure="medium",
         lateness_ns=round(chief.mean_ns),
@@ -233,7 +233,7 @@ def _blame_data(
     steps: JudgedSteps, wandering: Mapping[int | None, int], evidence: dict[str, Any], *, on_cpu: bool
 ) -> SlowRank:
     ranks = sorted(set(wandering.values()))
-    extent = f"in {len(wandering)} of {len(steps.numbers)} steps"
+    extent = _extent(len(wandering), len(steps.numbers))
     why = "the batches are uneven"
     if on_cpu:  # an operator that lost its core for a while looks like one with more to do
         why += ", or other processes take the ranks' cores now and then"
@@ -281,7 +281,8 @@ def _blame_nobody(
 ) -> SlowRank:
     """Sure only as far as a delay that matters would have shown."""
     num_steps, hidden = len(steps.numbers), hidden_ns(net_ns)
-    what = f"no rank is slow: none is late by {MIN_SHARE:.0%} of the step in {MIN_PERSISTENCE:.0%} of {num_steps} steps"
+    what = f"no rank is slow: none is late by {MIN_SHARE:.0%} of the step "
+    what += f"in {MIN_PERSISTENCE:.0%} of {num_steps} steps" if num_steps > 1 else "in the only step traced"
     sure: Sure = "high" if num_steps >= CERTAIN_STEPS else "low"
     if hidden > MIN_SHARE * steps.mean_ns:
         sure = "low"
@@ -322,6 +323,10 @@ def _undecidable(traces: Sequence[RankTrace], steps: JudgedSteps) -> SlowRank:
         disproved_by=DISPROVED_BY["undecidable"],
         evidence={"rule": "none", "why": why},
     )
+
+
+def _extent(steps_late: int, num_steps: int) -> str:
+    return f"in {steps_late} of {num_steps} steps" if num_steps > 1 else "in the only step traced"
 
 
 def _by_name(excess: Excess) -> dict[str, float | None]:

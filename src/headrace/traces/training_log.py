@@ -14,7 +14,9 @@ from typing import Any
 
 import msgspec
 
-from headrace.errors import FormatError
+from headrace.errors import FormatError, HeadraceError
+from headrace.traces.json_events import NOT_JSON
+from headrace.traces.time_bounds import elapsed_ns
 
 WARM_UP_FACTOR = 1.2
 """Leading steps slower than this times the median of the second half are warm-up: compilation, caches, allocator."""
@@ -62,8 +64,17 @@ def read_training_log(path: Path) -> TrainingLog:
     """Read either form. Raises FormatError."""
     text = path.read_bytes()
     try:
+        return _from_text(path, text)
+    except HeadraceError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise FormatError(f"{path} is not what training logs are: {type(error).__name__}: {error}") from error
+
+
+def _from_text(path: Path, text: bytes) -> TrainingLog:
+    try:
         document = msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except NOT_JSON:
         return _from_lines(path, text.decode(errors="replace"))
     if not isinstance(document, dict) or not isinstance(document.get("time info"), list):
         raise FormatError(f"{path} is no training log: it has no list `time info`")
@@ -71,7 +82,7 @@ def read_training_log(path: Path) -> TrainingLog:
 
 
 def _from_document(path: Path, document: dict[str, Any]) -> TrainingLog:
-    times = [float(ms) / 1000 for ms in document["time info"]]
+    times = [_seconds(ms) for ms in document["time info"]]
     memory = document.get("memo info") or []
     peaks = tuple(float(entry["max allocated memory"]) for entry in memory if "max allocated memory" in entry)
     published = [float(value) for value in document.get("throughput") or []]
@@ -80,10 +91,15 @@ def _from_document(path: Path, document: dict[str, Any]) -> TrainingLog:
 
 def _from_lines(path: Path, text: str) -> TrainingLog:
     lines = [line for line in text.splitlines() if "elapsed time per iteration (ms)" in line]
-    times = [float(found.group(2)) / 1000 for line in lines if (found := _ITERATION.search(line))]
+    times = [_seconds(found.group(2)) for line in lines if (found := _ITERATION.search(line))]
     published = [float(found.group(1)) for line in lines if (found := _TFLOPS.search(line))]
     batch = next((int(found.group(1)) for line in reversed(lines) if (found := _BATCH.search(line))), None)
     return _log(path, times, published, num_devices=None, peaks=(), batch=batch)
+
+
+def _seconds(milliseconds: Any) -> float:
+    elapsed_ns(float(milliseconds) * 1e6)
+    return float(milliseconds) / 1000
 
 
 def _log(
