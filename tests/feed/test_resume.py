@@ -157,6 +157,17 @@ def test_a_feeder_refuses_a_state_that_does_not_fit(change: dict[str, Any], text
     assert isinstance(feed._ended, ConfigError)
 
 
+def test_a_damaged_state_of_the_source_is_refused() -> None:
+    with Feed(sources.numbers) as feed:
+        feed.load_state_dict(STATE | {"source": feed.state_dict()["source"], "source_state": b"x"})
+        with pytest.raises(FormatError, match="the feed's state is damaged: source_state cannot be unpickled"):
+            next(feed)
+    with iterator_feed(resumable()) as feed:
+        feed.load_state_dict(STATE | {"source": "an iterator", "source_state": b"x"})
+        with pytest.raises(FormatError, match="source_state cannot be unpickled"):
+            next(feed)
+
+
 def test_a_feeder_draws_and_drops_what_was_consumed() -> None:
     with Feed(partial(sources.numbers, num_batches=5)) as feed:
         state = STATE | {"source": feed.state_dict()["source"]}

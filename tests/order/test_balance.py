@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, FormatError
 from headrace.order import (
     BalancedShard,
     Dealing,
@@ -222,3 +222,9 @@ def test_a_position_that_no_step_has():
     dealing = Dealing(data_size=2, micro_batches_per_step=3, micro_batch_size=1, attention_cost=0.1)
     with pytest.raises(ConfigError, match="2 consumed samples cannot end 2 micro batches into a step"):
         BalancedShard(dealing, cost, data_rank=0, num_samples=50, consumed_samples=2, turn=2)
+
+
+@pytest.mark.parametrize("state", [5, {}, {"turn": "x", "dealing": {}}, {"turn": 1, "dealing": {"data_size": 2}}])
+def test_a_damaged_state_is_refused(state: object) -> None:
+    with pytest.raises(FormatError, match="it is none of a balanced step"):
+        turn_of(state, None)  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, FormatError
 from headrace.position import Position
 
 
@@ -38,5 +38,12 @@ def decode(raw: bytes) -> Position:
 
 
 def source_state(raw: bytes | None) -> Any:
-    """What the source's state_dict() returned. Checkpoints are as trusted as the code that loads them."""
-    return None if raw is None else pickle.loads(raw)
+    """What the source's state_dict() returned. Checkpoints are as trusted as the code that loads them.
+
+    FormatError for what cannot be unpickled here.
+    """
+    try:
+        return None if raw is None else pickle.loads(raw)
+    except Exception as error:  # damaged bytes raise almost anything
+        said = f"{type(error).__name__}: {error}"
+        raise FormatError(f"the feed's state is damaged: source_state cannot be unpickled: {said}") from error

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, FormatError
 from headrace.order.balance import StepShape, deal
 from headrace.order.shard import Shard
 
@@ -53,11 +53,15 @@ def turn_of(state: Mapping[str, Any] | None, dealing: Dealing | None) -> int:
     """How many micro batches into its step a checkpoint with this state is. `dealing` None: this job does not balance.
 
     `state` is what BalancedShard.state_after gave, None between two steps, where every job may continue. ConfigError
-    if it is of a step that this job would deal out otherwise: samples would come twice, others not at all.
+    if it is of a step that this job would deal out otherwise: samples would come twice, others not at all. FormatError
+    for what state_after never gave.
     """
     if state is None:
         return 0
-    turn, then = int(state["turn"]), Dealing(**state["dealing"])
+    try:
+        turn, then = int(state["turn"]), Dealing(**state["dealing"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise FormatError(f"the feed's state is damaged: it is none of a balanced step: {error}") from error
     if then != dealing:
         now = "does not balance" if dealing is None else f"deals out with {dealing.terms}"
         raise ConfigError(
