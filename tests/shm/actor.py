@@ -61,7 +61,11 @@ class Process:
 
     def __init__(self) -> None:
         self.ticks = 0
-        logging.getLogger("headrace").addHandler(logging.FileHandler(os.environ["HEADRACE_TEST_LOG"]))
+        inherited = int(os.environ["HEADRACE_TEST_LOG_FD"])
+        # The lowest number that is free: limits on descriptors are set by counting them.
+        log = os.fdopen(os.dup(inherited), "a")
+        os.close(inherited)
+        logging.getLogger("headrace").addHandler(logging.StreamHandler(log))
 
     def pid(self) -> int:
         return os.getpid()

@@ -45,14 +45,16 @@ class Actor:
         environment: dict[str, str] | None = None,
         prefix: tuple[str, ...] = (),
     ) -> None:
-        self.log = tempfile.NamedTemporaryFile(prefix="headrace-log-")  # noqa: SIM115 -- closed in bury
+        # Without a name: nothing is left of it when whoever runs the tests is killed. Closed in bury.
+        self.log = tempfile.TemporaryFile()  # noqa: SIM115
         self.process = subprocess.Popen(
             [*prefix, sys.executable, str(script), role],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=os.environ | {"HEADRACE_TEST_LOG": self.log.name} | (environment or {}),
+            pass_fds=(self.log.fileno(),) if script == ACTOR else (),
+            env=os.environ | {"HEADRACE_TEST_LOG_FD": str(self.log.fileno())} | (environment or {}),
         )
         self._pid: int | None = None
 
@@ -98,7 +100,9 @@ class Actor:
 
     def reports(self) -> list[str]:
         """What it has logged so far. It need not be able to answer."""
-        return Path(self.log.name).read_text().splitlines()
+        log = self.log.fileno()
+        # Its place in the file is the actor's as well: it must not be moved.
+        return os.pread(log, os.fstat(log).st_size, 0).decode().splitlines()
 
     def signal(self, number: signal.Signals) -> None:
         os.kill(self.process.pid, number)
