@@ -63,7 +63,7 @@ class ChatFormat:
             said = self._of_messages([*prompt, *completion], len(prompt), record.get("tools"))
         else:
             raise NoChat(f"neither {key!r} nor 'prompt' and 'completion', only {', '.join(map(repr, record))}")
-        if not any(one.learnt for one in said):
+        if not any(begin < end for one in said for begin, end in one.learnt):
             raise NoChat("nothing to learn: the assistant says nothing")
         return said
 
@@ -153,7 +153,7 @@ def _read_config(file: Path) -> dict[str, Any]:
         config = msgspec.json.decode(file.read_bytes())
     except FileNotFoundError:
         return {}
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise FormatError(f"{file} is no configuration of a tokenizer: {error}") from error
     return config if isinstance(config, dict) else {}
 

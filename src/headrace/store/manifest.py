@@ -79,7 +79,7 @@ def decode_manifest(path: Path, kind: type[AnyManifest]) -> AnyManifest | None:
         manifest = msgspec.json.decode(path.read_bytes(), type=kind)
     except FileNotFoundError:
         return None
-    except (msgspec.DecodeError, OSError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OSError) as error:
         raise FormatError(f"{path} is no manifest of a headrace corpus: {error}") from error
     if manifest.version != MANIFEST_VERSION:
         raise FormatError(f"{path} has version {manifest.version}, only version {MANIFEST_VERSION} can be read")

@@ -85,6 +85,8 @@ def prepare(
     files = find_inputs(inputs)
     if chat_template is not None and not chats:
         raise ConfigError(f"chat_template={chat_template!r} is for chats, which were not asked for")
+    if eod is not None and not append_eod:
+        raise ConfigError(f"eod={eod!r} names what append_eod appends, which was not asked for: add --append-eod")
     facts = _tokenizer_facts(tokenizer, key, append_eod, eod, chats, chat_template)
     part_bytes = part_bytes or _part_bytes(sum(file.stat().st_size for file in files))
     plan = Plan(
@@ -186,13 +188,15 @@ def _kept(folder: Path, plan: Plan, parts: Sequence[Part], *, force: bool) -> se
         kept = {part.number for part in parts if _is_finished(folder, part, plan)}
     ends = (".bin", ".idx", ".json", *(f"{TARGETS}{end}" for end in (".bin", ".idx") if plan.chats_sha256))
     wanted = {f"{part.name}{end}" for part in parts if part.number in kept for end in ends}
-    for path in folder.iterdir():
-        if path.name not in wanted:
-            path.unlink()
     try:
+        for path in folder.iterdir():
+            if path.name not in wanted:
+                path.unlink()
         file.write_bytes(content)
     except OSError as error:
-        raise ConfigError(f"cannot write {file}: {error.strerror}; choose a prefix in a folder with room") from error
+        raise ConfigError(
+            f"cannot write {file}: {error.strerror}; choose a prefix in a writable folder with room"
+        ) from error
     return kept
 
 
@@ -244,7 +248,7 @@ def _is_finished(folder: Path, part: Part, plan: Plan) -> bool:
             with TokenStore(folder / name) as store:
                 num_tokens.append(store.num_tokens)
         return len(set(num_tokens)) == 1
-    except (OSError, msgspec.DecodeError, ConfigError, FormatError):
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError, ConfigError, FormatError):
         return False
 
 

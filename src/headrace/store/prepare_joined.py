@@ -112,7 +112,7 @@ def find_finished(target: Path, plan: Plan) -> Prepared | None:
             return None
         if _sha256(of_pair(target, TOKENIZER_FILE).read_bytes()) != plan.tokenizer_sha256:
             return None
-    except (OSError, msgspec.DecodeError, ConfigError, FormatError):
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError, ConfigError, FormatError):
         return None
     return replace(finished.prepared, prefix=str(target), num_parts_kept=0, replaced=False, unchanged=True)
 

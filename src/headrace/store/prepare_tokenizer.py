@@ -97,7 +97,7 @@ def _configured_end(tokenizer: Path) -> str | None:
     file = tokenizer.with_name("tokenizer_config.json")
     try:
         end = msgspec.json.decode(file.read_bytes()).get("eos_token")
-    except (OSError, msgspec.DecodeError, AttributeError):
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError, AttributeError):
         return None
     # A string, or what transformers makes of an added token.
     name = end.get("content") if isinstance(end, dict) else end

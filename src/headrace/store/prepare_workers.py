@@ -40,7 +40,13 @@ def write_parts(writer: PartWriter, parts: Sequence[Part], *, num_processes: int
         min(num_processes, len(parts)), mp_context=context, initializer=_begin, initargs=(writer, stop)
     )
     try:
-        for future in as_completed([pool.submit(_write, part) for part in parts]):
+        # Processes are started here, and must not hear Ctrl-C before they ignore it either: they import for a while.
+        former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            futures = [pool.submit(_write, part) for part in parts]
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, former)
+        for future in as_completed(futures):
             yield future.result()
     except BrokenProcessPool as error:
         raise ConfigError(

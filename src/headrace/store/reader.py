@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import mmap
 import os
+import resource
 import weakref
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
@@ -33,6 +36,8 @@ _PIECE = 1 << 20
 # What `fingerprint` looks at: enough evenly spread pieces to notice another corpus, few enough to cost milliseconds.
 _SAMPLED_PIECES = 64
 _SAMPLED_BYTES = 4096
+# Both mappings hold one, and so does what is read with pread.
+_DESCRIPTORS = 3
 
 
 class TokenStore:
@@ -53,7 +58,7 @@ class TokenStore:
         self.prefix = prefix_of(prefix)
         index_file = index_path(self.prefix)
         self._tokens_path = tokens_path(self.prefix)
-        with _open(index_file, self.prefix) as index_stream:
+        with _explained(self.prefix), _open(index_file, self.prefix) as index_stream:
             self._index = _map(index_stream)
             header = decode_header(bytes(self._index[:HEADER_BYTES]), path=index_file)
             _check_index_size(header, len(self._index), index_file)
@@ -227,8 +232,22 @@ def _open(path: str, prefix: str) -> io.FileIO:
         raise ConfigError(
             f"no token store at {prefix!r}: {path} does not exist; give the path of the pair without .bin or .idx"
         ) from None
+
+
+@contextmanager
+def _explained(prefix: str) -> Iterator[None]:
+    """What keeps this process from opening a pair, and the limit to raise if it is one."""
+    try:
+        yield
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+        what = prefix if error.filename is None else error.filename
+        if error.errno != errno.EMFILE:
+            raise ConfigError(f"{what} cannot be read: {error.strerror}") from error
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        raise ConfigError(
+            f"{what} cannot be opened: an open store needs {_DESCRIPTORS} descriptors, and this process has used up "
+            f"its {limit:,}; raise RLIMIT_NOFILE (`ulimit -n`)"
+        ) from error
 
 
 def _map(stream: io.FileIO) -> mmap.mmap | bytes:

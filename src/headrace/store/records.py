@@ -137,6 +137,8 @@ class RecordReader:
             document = msgspec.json.decode(raw)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             return BadRecord(path=path, line=line, reason=f"not JSON: {error}")
+        except RecursionError:
+            return BadRecord(path=path, line=line, reason="nested too deeply to be read")
         if not isinstance(document, dict):
             return BadRecord(path=path, line=line, reason=f"a {type(document).__name__}, not an object")
         return self._record(document, line)
