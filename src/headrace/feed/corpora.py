@@ -17,7 +17,7 @@ from typing import Any
 
 from headrace.errors import ConfigError
 from headrace.order import parse_blend
-from headrace.order.split import normalize
+from headrace.order.split import check_weights, normalize
 from headrace.store import TokenStore
 from headrace.store.format import prefix_of
 
@@ -60,7 +60,9 @@ def read_corpora(written: Corpora) -> Blend:
         blend = Blend(prefixes=tuple(os.fspath(entry) for entry in entries), weights=None)
     else:
         pairs = [_weighted(entry) for entry in entries]
-        blend = Blend(prefixes=tuple(prefix for _, prefix in pairs), weights=tuple(weight for weight, _ in pairs))
+        weights = tuple(weight for weight, _ in pairs)
+        check_weights(weights)
+        blend = Blend(prefixes=tuple(prefix for _, prefix in pairs), weights=weights)
     _require_different(blend.prefixes)
     return blend
 
@@ -93,11 +95,15 @@ def _weighted(entry: Any) -> tuple[float, str]:
     if not isinstance(entry, Sequence) or len(entry) != 2 or not isinstance(entry[1], str | os.PathLike):
         raise ConfigError(f"a corpus of a blend is (weight, prefix), such as (0.7, 'wiki'), got {entry!r}")
     weight, prefix = entry[0], os.fspath(entry[1])
-    if isinstance(weight, bool) or not isinstance(weight, Real) or not 0 < float(weight) < math.inf:
+    try:
+        number = math.nan if isinstance(weight, bool) or not isinstance(weight, Real) else float(weight)
+    except OverflowError:
+        number = weight = math.inf
+    if not 0 < number < math.inf:
         raise ConfigError(
             f"the weight of {prefix!r} must be a number above 0, got {weight!r}; leave out a corpus without weight"
         )
-    return float(weight), prefix
+    return number, prefix
 
 
 def _require_different(prefixes: Sequence[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from headrace.errors import ConfigError
 from headrace.order import (
     BestFitOrder,
     ElasticBlend,
@@ -23,6 +24,18 @@ if TYPE_CHECKING:
 
 def open_order(source: PackedTokens, stores: Sequence[TokenStore]) -> SampleOrder:
     """ConfigError where there is not a single sample, or the settings ask for what the order has not."""
+    try:
+        order = _order_of(source, stores)
+        _ = len(order)
+    except OverflowError:
+        raise ConfigError(
+            f"num_samples={source.num_samples}, num_epochs={source.num_epochs} here: more samples than can be "
+            "counted (2**63 - 1); lower them"
+        ) from None
+    return order
+
+
+def _order_of(source: PackedTokens, stores: Sequence[TokenStore]) -> SampleOrder:
     rules = OrderRules(
         sequence_length=source.seq_length,
         seed=source.seed,

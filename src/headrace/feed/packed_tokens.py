@@ -19,6 +19,7 @@ from headrace.feed.packed_batches import PackedBatches, PackedProduction
 from headrace.feed.source import SourceContext
 from headrace.order import DEFAULT_ATTENTION_COST, Dealing
 from headrace.packing import PackRules, batch_spec
+from headrace.position import MAX_COUNT
 from headrace.spec import BatchSpec
 
 
@@ -134,10 +135,11 @@ class PackedTokens:
     def check(self) -> None:
         """ConfigError for what contradicts itself, whatever the corpus holds."""
         for name in ("seq_length", "micro_batch_size", "num_epochs", "micro_batches_per_step"):
-            if whole_number(name, getattr(self, name)) < 1:
-                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+            if (number := whole_number(name, getattr(self, name))) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {number}")
+            _check_count(name, number)
         if self.num_samples is not None:
-            whole_number("num_samples", self.num_samples)
+            _check_count("num_samples", whole_number("num_samples", self.num_samples))
         choices = {
             "order": ("megatron", "elastic"),
             "boundaries": ("documents", "eod"),
@@ -235,3 +237,8 @@ class PackedTokens:
         """As any other source: the dicts of one shard from its beginning."""
         batches = self.open_batches(data_rank=context.data_rank, data_size=context.data_size)
         return (batches[index] for index in range(len(batches)))
+
+
+def _check_count(name: str, number: int) -> None:
+    if number > MAX_COUNT:
+        raise ConfigError(f"{name} must be below 2**63, got a number of {number.bit_length()} bits")

@@ -18,7 +18,7 @@ from headrace.order.index_cache import BLEND_ARRAYS, IndexCache, blend_identity
 from headrace.order.megatron import MegatronOrder
 from headrace.order.plan import IntArray, OrderRules
 from headrace.order.sample import Part, SampleOrder
-from headrace.order.split import normalize
+from headrace.order.split import check_weights, normalize
 
 MAX_CORPORA = 32766
 # Megatron's mid_level_dataset_surplus: rounding must not leave a corpus short of samples.
@@ -163,6 +163,5 @@ def _number(word: str) -> float | None:
 def _shares(weights: Sequence[float], num_corpora: int) -> list[float]:
     if len(weights) != num_corpora:
         raise ConfigError(f"{num_corpora} corpora need {num_corpora} weights, got {len(weights)}")
-    if not all(math.isfinite(weight) and weight > 0 for weight in weights):
-        raise ConfigError(f"weights of a blend must be above 0, got {list(weights)}; leave out a corpus without weight")
+    check_weights(weights)
     return normalize(weights)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from headrace.errors import ConfigError
 from headrace.order.sample import Part, SampleOrder
+from headrace.order.split import check_weights
 
 # Weights that are no integers become some, of so many steps: nobody gives a corpus a share below 1e-12 on purpose.
 _STEPS = 2**40
@@ -44,8 +45,7 @@ class ElasticBlend:
     def __init__(self, orders: Sequence[SampleOrder], weights: Sequence[float], *, num_samples: int) -> None:
         if len(weights) != len(orders) or not orders:
             raise ConfigError(f"{len(orders)} corpora need as many weights and at least one, got {len(weights)}")
-        if not all(math.isfinite(weight) and weight > 0 for weight in weights):
-            raise ConfigError(f"weights of a blend must be above 0, got {list(weights)}")
+        check_weights(weights)
         if len({order.row_tokens for order in orders}) != 1:
             raise ConfigError(f"blended corpora must agree on tokens per row, got {[o.row_tokens for o in orders]}")
         self.orders = tuple(orders)

@@ -24,8 +24,10 @@ def split_matrix(split: str) -> list[tuple[float, float] | None]:
     except ValueError:
         weights = []
     valid = 1 <= len(weights) <= len(SPLIT_NAMES) and all(math.isfinite(weight) and weight >= 0 for weight in weights)
-    if not valid or sum(weights) == 0:
-        raise ConfigError(f'`split` must be one to three weights such as "969,30,1", not all 0, got {split!r}')
+    if not valid or not 0 < sum(weights) < math.inf:
+        raise ConfigError(
+            f'`split` must be one to three weights such as "969,30,1", not all 0 and of a finite sum, got {split!r}'
+        )
     shares = normalize(weights + [0.0] * (len(SPLIT_NAMES) - len(weights)))
     matrix: list[tuple[float, float] | None] = []
     # An int, as Megatron's: its cache files are named after the JSON of this, where 0 and 0.0 differ.
@@ -54,6 +56,19 @@ def split_range(num_documents: int, split: str | None, split_name: str) -> range
             "give it more weight in `split`, or use a corpus with more documents"
         )
     return documents
+
+
+def check_weights(weights: Sequence[float]) -> None:
+    """ConfigError unless the weights of a blend are above 0 and a float can hold their sum."""
+    try:
+        good = all(0 < weight < math.inf for weight in weights) and math.fsum(weights) < math.inf
+    except OverflowError:
+        good = False
+    if not good:
+        raise ConfigError(
+            f"weights of a blend must be above 0 and of a finite sum, got {list(weights)}; "
+            "leave out a corpus without weight"
+        )
 
 
 def normalize(weights: Sequence[float]) -> list[float]:
