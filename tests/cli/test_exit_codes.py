@@ -80,6 +80,20 @@ def test_an_interrupt_before_a_verb_runs_ends_the_same_way(monkeypatch: pytest.M
     assert left.value.code == 130
 
 
+def test_an_interrupt_of_the_imports_ends_the_same_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupt:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == "headrace.cli.app":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "headrace.cli.app")
+    monkeypatch.delattr("headrace.cli.app")
+    monkeypatch.setattr(sys, "meta_path", [Interrupt(), *sys.meta_path])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 130
+
+
 def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ZeroDivisionError):
         run_with(ZeroDivisionError(), monkeypatch)

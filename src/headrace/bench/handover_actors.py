@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -44,13 +45,18 @@ class Reader:
     """A reading process. Commands and answers in handover_reader.py."""
 
     def __init__(self, charge: ReaderCharge, pass_fds: Sequence[int] = ()) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "headrace.bench.handover_reader", msgspec.json.encode(charge).decode()],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            pass_fds=pass_fds,
-        )
+        # Ctrl-C reaches the whole terminal; a reader is born with it blocked, and ends with the writer.
+        former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "headrace.bench.handover_reader", msgspec.json.encode(charge).decode()],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                pass_fds=pass_fds,
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, former)
         self.pid = self._process.pid
 
     def command(self, *words: object) -> None:

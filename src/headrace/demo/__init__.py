@@ -7,6 +7,7 @@ corpus.py       the token store to train on
 run.py          the whole run as the command line sees it
 run_folder.py   where its processes meet, and what is left where one was killed
 launch.py       one process per rank through torch's elastic launcher, and nothing left of them
+rank.py         a rank's first seconds
 worker.py       what a rank does, from its start to its exit code
 model.py        a small model of the transformers package, tensor parallel
 feeds.py        the three contenders over the same samples

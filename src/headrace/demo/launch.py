@@ -33,7 +33,7 @@ _HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT
 
 
 def launch(folder: Path, *, tp: int) -> None:
-    """Run `headrace.demo.worker FOLDER` on `tp` ranks; blocks until all have ended, helpers included.
+    """Run `headrace.demo.rank FOLDER` on `tp` ranks; blocks until all have ended, helpers included.
 
     The first rank's error if one failed: ConfigError and FormatError as they are, else a HeadraceError that names rank
     and cause. KeyboardInterrupt or SystemExit if a signal ended the run.
@@ -55,7 +55,7 @@ def launch(folder: Path, *, tp: int) -> None:
     _silence_launcher()
     with _environment(_rank_environment(mark, tp, folder)), _signal_handlers_restored():
         try:
-            elastic_launch(config, sys.executable)("-m", "headrace.demo.worker", str(folder))
+            elastic_launch(config, sys.executable)("-m", "headrace.demo.rank", str(folder))
         except ChildFailedError as error:
             raise _cause(error, folder) from None
         except SignalException as error:

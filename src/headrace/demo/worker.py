@@ -1,4 +1,4 @@
-"""What a rank of the demo does: `python -m headrace.demo.worker FOLDER`, started by launch.py.
+"""What a rank of the demo does, once rank.py has imported it.
 
 The folder holds the work order; rank 0 leaves its results there, and a rank that fails its reason.
 """
@@ -152,7 +152,3 @@ def _end_with_launcher(launcher: int) -> None:
     if pidfd is not None and os.getppid() == launcher:
         select.select([pidfd], [], [])
         os._exit(1)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
