@@ -294,10 +294,17 @@ def test_blends_without_a_meaning(prefix: Any, other: dict[str, Any], message: s
         PackedTokens(prefix, **{"seq_length": 8, "num_samples": 60} | other).open_batches()
 
 
-def test_a_feed_says_so_on_its_first_batch(corpora: dict[str, str]) -> None:
-    source = PackedTokens([(0.7, corpora["wiki"]), (0.0, corpora["code"])], seq_length=8, num_samples=9)
-    with pytest.raises(ConfigError, match="must be a number above 0"), Feed(source) as feed:
-        next(feed)
+@pytest.mark.parametrize(
+    ("prefix", "message"),
+    [
+        ([(0.7, "wiki"), (0.0, "code")], "the weight of 'code' must be a number above 0, got 0.0"),
+        ([(0.7, "wiki"), (0.3, "code")], "a blend by weight ends nowhere by itself: give num_samples, .* got None"),
+    ],
+)
+def test_a_feed_says_so_before_it_starts_anything(prefix: Any, message: str) -> None:
+    """Nor does it look for the corpora, which do not exist."""
+    with pytest.raises(ConfigError, match=message):
+        Feed(PackedTokens(prefix, seq_length=8))
 
 
 @pytest.mark.parametrize(

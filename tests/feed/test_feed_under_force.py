@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -129,10 +130,31 @@ def test_a_dead_rank_is_gone_for_all_others_and_the_feeder_ends(assembled: Calla
     for rank in others:
         with pytest.raises(Raised) as caught:
             rank.answer()
-        assert caught.value.kind == "PeerGone"
-        # With the rank that started it the feeder ends as well, and may be the one that is missed first.
-        assert caught.value.numbers["rank"] in ([dying] if dying else [dying, None])
+        assert (caught.value.kind, caught.value.numbers["rank"]) == ("PeerGone", dying)
+        assert caught.value.numbers["pid"] == group.ranks[dying].pid
     await_end(feeder)
+
+
+@pytest.mark.parametrize("has_left", [False, True])
+def test_a_rank_is_named_when_it_takes_with_it_the_feeder_that_it_started(
+    assembled: Callable[..., Group], tmp_path: Path, has_left: bool
+) -> None:
+    """Nobody looks before both are gone, and the feeder is inside its source. A rank that left stops nobody."""
+    group = assembled(3)
+    group.make(source="waiting_for_ever", params={"after": 2, "trace": str(tmp_path / "trace")})
+    group.all("take")
+    fill(group, 1)
+    feeder, starter = one_feeder(group), group.ranks.pop(0)
+    said = f"rank 0 (pid {starter.pid}) died while batch 1 was needed"
+    if has_left:
+        said = f"the feeder (pid {feeder}) died (rank 0 (pid {starter.pid}) ended too) while batch 2 was needed"
+    else:
+        starter.kill()
+    starter.process.communicate("")  # no more calls: the script is over
+    await_end(feeder)
+    for rank in group.ranks:
+        with pytest.raises(Raised, match=re.escape(f"PeerGone: {said}")):
+            rank.take(2)
 
 
 def test_a_rank_that_writes_misses_a_dead_reader(assembled: Callable[..., Group]) -> None:

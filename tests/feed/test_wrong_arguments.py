@@ -27,6 +27,10 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "cp_size": (lambda: View(cp_size="2"), "cp_size must be a whole number, got '2'"),  # type: ignore[arg-type]
     "mtp_depth": (lambda: View(mtp_depth=None), "mtp_depth must be a whole number, got None"),  # type: ignore[arg-type]
     "seq_length": (lambda: PackedTokens("c", seq_length="4k").check(), "seq_length must be a whole number, got '4k'"),  # type: ignore[arg-type]
+    "packed seed": (lambda: Feed(PackedTokens("c", seq_length=8, seed="1")), "seed must be a whole number, got '1'"),  # type: ignore[arg-type]
+    "split_name": (lambda: Feed(PackedTokens("c", seq_length=8, split_name="dev")), "`split_name` must be one of"),
+    "layout": (lambda: Feed(PackedTokens("c", seq_length=8, layout="torch")), "got 'torch'"),
+    "eod": (lambda: Feed(PackedTokens("c", seq_length=8, eod_mask_loss=True)), "eod_mask_loss needs `eod`"),
     "data_rank": (lambda: one_feed(data_rank=1.5, data_size=2), "data_rank must be a whole number, got 1.5 (float)"),
     "data_size": (lambda: one_feed(data_size="1"), "data_size must be a whole number, got '1'"),
     "seed": (lambda: one_feed(seed=None), "seed must be a whole number, got None"),

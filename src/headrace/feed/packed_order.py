@@ -36,15 +36,7 @@ def open_order(source: PackedTokens, stores: Sequence[TokenStore]) -> SampleOrde
 
 
 def _order_of(source: PackedTokens, stores: Sequence[TokenStore]) -> SampleOrder:
-    rules = OrderRules(
-        sequence_length=source.seq_length,
-        seed=source.seed,
-        num_samples=source.num_samples,
-        split=source.split,
-        split_name=source.split_name,
-        add_extra_token=source.add_extra_token,
-    )
-    blend = source.blend
+    rules, blend = source.order_rules, source.blend
     if blend.is_one_corpus:
         return _order_of_one(source, stores[0], rules)
     if source.is_computed:

@@ -17,7 +17,7 @@ from headrace.errors import ConfigError
 from headrace.feed.corpora import Blend, Corpora, fingerprints, read_corpora, read_data_path
 from headrace.feed.packed_batches import PackedBatches, PackedProduction
 from headrace.feed.source import SourceContext
-from headrace.order import DEFAULT_ATTENTION_COST, Dealing
+from headrace.order import DEFAULT_ATTENTION_COST, Dealing, OrderRules
 from headrace.packing import PackRules, batch_spec
 from headrace.position import MAX_COUNT
 from headrace.spec import BatchSpec
@@ -122,6 +122,18 @@ class PackedTokens:
             add_extra_token=self.add_extra_token,
         )
 
+    @property
+    def order_rules(self) -> OrderRules:
+        """The part that the order needs. ConfigError for what no order has."""
+        return OrderRules(
+            sequence_length=self.seq_length,
+            seed=self.seed,
+            num_samples=self.num_samples,
+            split=self.split,
+            split_name=self.split_name,
+            add_extra_token=self.add_extra_token,
+        )
+
     def batch_spec(self) -> BatchSpec:
         """The fields of a batch at full capacity."""
         return batch_spec(
@@ -138,6 +150,7 @@ class PackedTokens:
             if (number := whole_number(name, getattr(self, name))) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {number}")
             _check_count(name, number)
+        whole_number("seed", self.seed)
         if self.num_samples is not None:
             _check_count("num_samples", whole_number("num_samples", self.num_samples))
         choices = {
@@ -168,6 +181,7 @@ class PackedTokens:
                 f"pad_documents_to={self.pad_documents_to} needs documents='whole': where a row ends, a cut document "
                 "has no room for padding"
             )
+        _ = self.batch_spec(), self.rules, self.order_rules  # each refuses what means nothing to it
 
     def _check_blend(self) -> None:
         blend = self.blend

@@ -1,6 +1,7 @@
 """The feeder process: `python -P -m headrace.feed.process headrace-feeder FD`. See feeder.py for who starts it.
 
-It ends when its data end, when all its readers have left, when one of them died, or when the rank that started it died.
+It ends when its data end, when all its readers have left, when one of them died, or when the rank that started it died:
+then that rank is the one that the others name.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from headrace.position import Position
 from headrace.shm import placement
 from headrace.shm.handover import Door
 from headrace.shm.peers import start_time
-from headrace.shm.ring_writer import EverybodyLeft
+from headrace.shm.ring_writer import EverybodyLeft, RingWriter
 
 log = logging.getLogger("headrace")
 
@@ -44,13 +45,15 @@ def main() -> int:
         file.seek(0)
         charge: Charge = pickle.load(file)
     settle_in(charge)
+    parent = Parent(charge)
+    parent.watch()
     try:
-        return feed(charge)
+        return feed(charge, parent)
     except (EverybodyLeft, _Stop):
         return 0
 
 
-def feed(charge: Charge) -> int:
+def feed(charge: Charge, parent: Parent) -> int:
     """Bring the ring up and fill it. EverybodyLeft; returns 1 after a failure that the ranks know of."""
     door = Door(listener=socket.socket(fileno=charge.listener_fd), nonce=charge.nonce)
 
@@ -68,6 +71,7 @@ def feed(charge: Charge) -> int:
         host = bring_up(door, charge.config, ring, make_production, expected=charge.expected, who="the feeder")
     except HeadraceError:
         return 1  # every rank has been told
+    parent.ring = host.writer
     try:
         while not host.producer.finished:
             host.producer.produce()
@@ -80,7 +84,7 @@ def feed(charge: Charge) -> int:
 
 
 def settle_in(charge: Charge) -> None:
-    """Be found in `ps`, leave Ctrl-C to the ranks, do not preempt them, and end with the rank that started us."""
+    """Be found in `ps`, leave Ctrl-C to the ranks, and do not preempt them."""
     with contextlib.suppress(OSError):
         Path("/proc/self/comm").write_text(NAME)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -95,7 +99,40 @@ def settle_in(charge: Charge) -> None:
     # Before the ring is made: its memory comes from where this process runs.
     for note in placement.settle(charge.placement):
         log.warning("the feeder stays where it is: %s", note)
-    threading.Thread(target=_end_with_parent, args=(charge,), daemon=True).start()
+
+
+class Parent:
+    """The rank that started this process, which ends with it: also while the main thread is inside the user's source,
+    which may never return."""
+
+    def __init__(self, charge: Charge) -> None:
+        self._pid, self._pidfd = charge.parent_pid, charge.parent_pidfd
+        self._index = next(index for index, peer in charge.expected.items() if peer.pid == self._pid)
+        self.ring: RingWriter | None = None
+        """Where the other ranks are told, once there is one."""
+
+    def watch(self) -> None:
+        """In a thread of its own."""
+        threading.Thread(target=self._end_with_it, daemon=True).start()
+
+    def _end_with_it(self) -> None:
+        self._wait()
+        try:
+            if self.ring is not None:
+                # First of all: otherwise they would miss this process, which ends only because the rank did.
+                self.ring.miss(self._index)
+        finally:  # whatever the ring says: it may be closing
+            os._exit(0)
+
+    def _wait(self) -> None:
+        if self._pidfd is not None:
+            poll = select.poll()
+            poll.register(self._pidfd, select.POLLIN)
+            poll.poll()
+        else:
+            started = start_time(self._pid)
+            while start_time(self._pid) == started and os.getppid() == self._pid:
+                select.select([], [], [], 0.1)
 
 
 def _stop(number: int, frame: FrameType | None) -> NoReturn:
@@ -111,19 +148,6 @@ def _stop_without_readers(door: Door) -> None:
             poll.register(fd, 0)  # a hang-up is always reported
         readers -= {fd for fd, _ in poll.poll()}
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
-
-
-def _end_with_parent(charge: Charge) -> None:
-    """Also when the main thread is inside the user's source, which may never return."""
-    if charge.parent_pidfd is not None:
-        poll = select.poll()
-        poll.register(charge.parent_pidfd, select.POLLIN)
-        poll.poll()
-    else:
-        started = start_time(charge.parent_pid)
-        while start_time(charge.parent_pid) == started and os.getppid() == charge.parent_pid:
-            select.select([], [], [], 0.1)
-    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -46,6 +46,7 @@ class FeedRequest:
             )
         if source is not None and not callable(source):
             raise ConfigError(f"a source is PackedTokens or a callable, got a {type(source).__name__}")
+        shard.check(source)
         if iterator is not None and not hasattr(iterator, "__iter__"):
             raise ConfigError(f"an iterator yields dicts of arrays, got a {type(iterator).__name__}")
         if writer_rank is not None and not 0 <= whole_number("writer_rank", writer_rank) < len(ranks):

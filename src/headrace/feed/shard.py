@@ -43,6 +43,12 @@ def open_shard(source: Any, position: Position, *, data_rank: int, data_size: in
     return production_of_items
 
 
+def check(source: Any) -> None:
+    """ConfigError for one that contradicts itself, whatever its data hold: only a source of our own can tell."""
+    if hasattr(source, "open_production"):
+        source.check()
+
+
 def identity(source: Any) -> str:
     """What a checkpoint remembers of the data: the source's own `identity()`, else its name.
 

@@ -151,7 +151,15 @@ class RingReader(Generic[Array]):
         if (WRITER in dead or state == _native.WRITER_LEFT) and native.published <= version:
             writer = self._watch.peer(WRITER)
             reason = "died" if state == _native.RUNNING else "closed the feed before its end"
+            reason += self._ended_too()
             raise PeerGone(writer.who, rank=writer.rank, pid=writer.pid, version=version, reason=reason)
+
+    def _ended_too(self) -> str:
+        """The other ranks that are no more: whether one of them took the writer with it, a person may tell."""
+        # Asked anew: whoever ended before the writer did is known by now.
+        dead = [key for key in self._watch.dead() if key != WRITER and not self._watch.is_writer(key)]
+        names = ", ".join(f"{peer.who} (pid {peer.pid})" for peer in map(self._watch.peer, dead))
+        return f" ({names} ended too)" if names else ""
 
     def _describe(self) -> str:
         writer = self._watch.peer(WRITER)

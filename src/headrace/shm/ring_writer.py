@@ -172,15 +172,20 @@ class RingWriter:
     def check_readers(self) -> None:
         """PeerGone if a reader died, to whomever comes first, and told to all; EverybodyLeft if none is left."""
         self._check()
-        released = self._native.released
-        if all(count == _native.LEFT for count in released):
+        if all(count == _native.LEFT for count in self._native.released):
             raise EverybodyLeft
         for key in self._watch.dead():
-            if key != WRITER and released[key] != _native.LEFT:
-                self._native.set_fate(_native.READER_GONE + key)
+            if key != WRITER:
+                self.miss(key)
         if self._native.state >= _native.READER_GONE:
             peer = self._watch.peer(self._native.state - _native.READER_GONE)
             raise PeerGone(peer.who, rank=peer.rank, pid=peer.pid, version=self._native.position)
+
+    def miss(self, index: int) -> None:
+        """Tell all that this reader's process has ended, unless it had left. Any thread may: it touches no wait."""
+        native = self._native
+        if native.released[index] != _native.LEFT:
+            native.set_fate(_native.READER_GONE + index)
 
     def excuse(self, index: int) -> None:
         """Leave the ring for a reader that will never come to it. One that has come leaves by itself."""

@@ -70,6 +70,7 @@ WRONG = {
     "no source": "give either a source, or an iterator with the writer_rank that has it",
     "source and iterator": "give either a source, or an iterator with the writer_rank that has it",
     "no callable": "a source is PackedTokens or a callable, got a str",
+    "a source that contradicts itself": "a blend by weight ends nowhere by itself: give num_samples",
     "unpicklable": "cannot be sent to the feeder process: not this one",
     "no iterator on the writer": "rank 1 is to write (writer_rank=1) but was given no iterator",
     "iterators on others": "only rank 1 writes, but ranks [0, 2, 3] were given an iterator too",

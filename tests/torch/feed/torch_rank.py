@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
+from headrace import PackedTokens
 from headrace.feed import SourceContext
 from headrace.torch import Feed
 from tests.feed import sources
@@ -142,6 +143,9 @@ class TorchRank(Rank):
                 Feed(source, iterator=iter(()), group=world)
             case "no callable":
                 Feed("corpus", group=world)  # type: ignore[arg-type]
+            case "a source that contradicts itself":
+                endless = PackedTokens([(0.7, "a"), (0.3, "b")], seq_length=8)
+                Feed(endless if is_last else source, group=world)
             case "unpicklable":
                 Feed(partial(sources.numbers, lock=os.open) if not is_last else _Unpicklable(), group=world)
             case "no iterator on the writer":
