@@ -156,6 +156,9 @@ def test_pack_and_order(document, corpus, monkeypatch):
     assert {row["text"] for row in found["rows"]} == {"corpus", "synthetic", "short"}
     assert "memcpy" in shown
     assert "without megatron" in shown
+    assert found["summary"]["megatron_over_pack"] is None, "the document keeps its keys"
+    assert "seq_length: 64\n" in shown
+    assert ": None" not in shown
     found, shown = document(
         "order", "--seq", "64", "--rounds", "2", "--documents", "500", "--elastic-documents", "2000",
         "--drawn-samples", "300",
@@ -163,7 +166,8 @@ def test_pack_and_order(document, corpus, monkeypatch):
     assert {row["what"] for row in found["rows"]} == {
         "sample_index", "whole", "drawing", "first batch at 2e+04 of 2e+05",
     }  # fmt: skip
-    assert "None" not in shown.split("helper_over_headrace")[0], "what a blend has not is left empty"
+    assert "None" not in shown.split("without megatron")[0], "what was not measured is left empty, or out"
+    assert found["summary"]["helper_over_headrace"] is None
     assert found["summary"]["elastic_allocated_bytes"] < 200_000
     assert f"elastic_allocated_bytes: {found['summary']['elastic_allocated_bytes']}" in shown
     assert "without megatron" in shown

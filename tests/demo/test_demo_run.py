@@ -104,7 +104,17 @@ def test_memory_is_that_of_the_processes_a_feed_needs(outcome: dict[str, Any]) -
 def test_the_table_names_every_feed_and_what_is_the_same(outcome: dict[str, Any]) -> None:
     for text in ("broadcast", "replicated", "headrace", "get_batch, p99 ms", "tokens/day", "byte for byte: yes"):
         assert text in outcome["out"]
+    assert f"traces of 2 ranks in {outcome['traces']}; next: headrace analyze {outcome['traces']}" in outcome["out"]
     assert "Traceback" not in outcome["error"]
+
+
+def test_without_a_terminal_each_phase_is_a_line(outcome: dict[str, Any]) -> None:
+    phases = ["corpus: train", "corpus: tokenise", "load the model"]
+    phases += [f"train from one seed, fed by {name}" for name in ("broadcast", "replicated", "headrace")]
+    phases += ["every feed delivers every batch", "blocks of one feed each", "write traces"]
+    assert [line for line in outcome["error"].splitlines() if line.startswith("demo: ")] == [
+        f"demo: {phase}" for phase in phases
+    ]
 
 
 def test_each_rank_wrote_a_trace_of_real_steps(outcome: dict[str, Any]) -> None:

@@ -10,9 +10,9 @@ from headrace.demo.document import throughput_gain
 STEADY_MS = [99.0, 101.0, 100.0, 100.5, 99.5, 100.2, 99.8, 100.1, 99.9, 100.0]
 
 
-def gain(headrace_ms: list[float], possible: float | None) -> dict[str, object]:
+def gain(headrace_ms: list[float], possible: float | None, num_steps: int = 32) -> dict[str, object]:
     feeds = {"broadcast": {"step_ms": {"blocks": STEADY_MS}}, "headrace": {"step_ms": {"blocks": headrace_ms}}}
-    return throughput_gain(feeds, possible_gain=possible)
+    return throughput_gain(feeds, possible_gain=possible, num_steps=num_steps)
 
 
 def test_a_gain_that_a_perfect_feed_could_give_is_one() -> None:
@@ -29,3 +29,9 @@ def test_more_than_a_perfect_feed_could_give_is_the_machine_s_doing() -> None:
 
 def test_a_loss_is_said_whatever_was_possible() -> None:
     assert gain([ms * 1.2 for ms in STEADY_MS], possible=0.03)["verdict"] == "worse"
+
+
+def test_a_run_of_one_step_has_neither_interval_nor_verdict() -> None:
+    found = gain([ms * 1.2 for ms in STEADY_MS], possible=0.03, num_steps=1)
+    assert (found["low"], found["high"], found["verdict"], found["reason"]) == (None, None, "cannot tell", "one step")
+    assert found["value"] == pytest.approx(1 / 1.2 - 1)

@@ -50,6 +50,7 @@ def test_without_megatron_the_record_says_so(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(bench, "import_module", missing)
     record = bench.run(num_documents=300, sequence_lengths=(64,), num_rounds=1)
     assert {row["contender"] for row in record["rows"]} == {"headrace"}
+    assert record["summary"]["sequence_length"] == 64, "4096 did not run"
     assert record["summary"]["helper_over_headrace"] is None
     assert "pip install headrace[bench]" in record["skipped"]["megatron"]
 

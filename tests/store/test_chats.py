@@ -200,7 +200,7 @@ def test_bad_lines_are_counted_with_file_and_line(tmp_path: Path, tokenizer: Pat
         assert (bad.path, bad.line) == (str(tmp_path / "chats.jsonl"), 2 * number + 2)
         assert reason in bad.reason
     (tmp_path / "x.txt").write_text("text")
-    with pytest.raises(ConfigError, match=r"1 bad records, the first is .*x\.txt, line 1: no chat"):
+    with pytest.raises(ConfigError, match=r"1 bad record, the first is .*x\.txt, line 1: no chat"):
         prepare([tmp_path / "x.txt"], tmp_path / "text", tokenizer=str(tokenizer), chats=True, num_processes=1)
 
 

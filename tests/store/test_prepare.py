@@ -414,7 +414,7 @@ def test_two_runs_of_one_prefix_do_not_meet(tmp_path: Path, tokenizer: Path) -> 
         ("gone.txt", None, "there is no file or folder"),
         ("x.json", b"{}", "of no kind that can be read"),
         ("x.jsonl", b"", "the inputs hold no text: 0 bad records"),
-        ("x.jsonl", b"[]\n", "the inputs hold no text: 1 bad records, the first is .*x.jsonl, line 1: a list"),
+        ("x.jsonl", b"[]\n", "the inputs hold no text: 1 bad record, the first is .*x.jsonl, line 1: a list"),
     ],
 )
 def test_inputs_without_text_are_refused(
@@ -610,7 +610,40 @@ def test_the_verb_reports_what_it_made(tmp_path: Path, tokenizer: Path) -> None:
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
     assert "6 documents" in result.output
+    assert "1 document is empty\n" in result.output
+    assert "1 record is not in it:\n" in result.output
+    assert "prepare: tokenise 0.0 MB\nprepare: join the parts\n" in result.output
     assert "x.jsonl, line 7: 'text' is a int, not text" in result.output
     report = json.loads((tmp_path / "report.json").read_text())
     assert (report["version"], report["num_bad"], report["num_empty"], report["eod"]) == (1, 1, 1, 0)
     assert report["bad"][0]["line"] == 7
+
+
+def test_other_suffixes_are_plain_text_if_they_are_named(tmp_path: Path, tokenizer: Path, tokenize: Any) -> None:
+    folder = tmp_path / "code"
+    folder.mkdir()
+    (folder / "a.py").write_text("import mill")
+    (folder / "b.md").write_text("# Mill")
+    with pytest.raises(ConfigError, match=r"code holds no file that ends in \.txt, .*; --suffix names other endings"):
+        run([folder], tmp_path / "ours", tokenizer)
+    both = run([folder], tmp_path / "ours", tokenizer, text_suffixes=[".md", ".txt", ".py"])
+    assert both.num_documents == 2
+    with TokenStore(tmp_path / "ours") as store:
+        found = [store.read(i).tolist() for i in range(2)]
+    assert found == [[*tokenize(text), 0] for text in ("import mill", "# Mill")]
+    assert run([folder / "b.md"], tmp_path / "one", tokenizer, text_suffixes=[".md"]).num_documents == 1
+
+
+def test_another_suffix_is_another_job(tmp_path: Path, tokenizer: Path) -> None:
+    """Also where it finds the same files."""
+    (tmp_path / "x.md").write_text("mill")
+    for suffixes, unchanged in (([".md"], False), ([".md", ".md"], True), ([".md", ".py"], False)):
+        made = run([tmp_path / "x.md"], tmp_path / "ours", tokenizer, text_suffixes=suffixes)
+        assert made.unchanged == unchanged
+
+
+@pytest.mark.parametrize("suffix", ["md", ".", "", "./md", ".jsonl", ".x.parquet"])
+def test_a_suffix_that_is_none_is_refused(tmp_path: Path, tokenizer: Path, suffix: str) -> None:
+    (tmp_path / "x.md").write_text("mill")
+    with pytest.raises(ConfigError, match="--suffix"):
+        run([tmp_path / "x.md"], tmp_path / "ours", tokenizer, text_suffixes=[".md", suffix])

@@ -38,6 +38,7 @@ from headrace.bench.iceoryx2_ring import Place
 from headrace.errors import ConfigError
 from headrace.measure.environment import capture_environment
 from headrace.measure.statistics import median, p99
+from headrace.wording import counted
 
 RECORD_VERSION = 1
 ISOLATES = "get_batch of the group's slowest rank, fields in host memory, after a barrier; nothing else of a step"
@@ -101,7 +102,7 @@ def run(
         contenders = tuple(name for name in contenders if name not in skipped)
         for case in cases(plan, corpus, contenders):
             report(
-                f"{case.num_ranks} ranks, {case.source['micro_batch_size']} x {case.source['seq_length']}: "
+                f"{counted(case.num_ranks, 'rank')}, {case.source['micro_batch_size']} x {case.source['seq_length']}: "
                 f"{', '.join(contenders)}"
             )
             result = launch(case, timeout_s=START_S + STEP_S * case.num_steps * len(contenders))

@@ -58,10 +58,10 @@ def run(
 ) -> dict[str, Any]:
     """Times every contender `num_rounds` times per sequence length, in turns; the record is JSON-able.
 
-    `summary`: at 4096 tokens, `helper_over_headrace` is the ratio of medians for the sample index alone and
-    `megatron_over_headrace` for all index arrays, each with its 95 % interval over paired rounds; `lowest_` is the
-    smallest over all sequence lengths; `drawing_helper_over_headrace` the ratio for a blend of `num_drawn_samples`,
-    None if that is 0. None where megatron-core is missing, and `skipped` says so.
+    `summary`: at 4096 tokens, or else the longest length, `helper_over_headrace` is the ratio of medians for the sample
+    index alone and `megatron_over_headrace` for all index arrays, each with its 95 % interval over paired rounds;
+    `lowest_` is the smallest over all sequence lengths; `drawing_helper_over_headrace` the ratio for a blend of
+    `num_drawn_samples`, None if that is 0. None where megatron-core is missing, and `skipped` says so.
     `elastic_first_batch_ms` is the median start of a continued run over an index of `num_elastic_documents`, None if
     that is 0; to be below 50. `clock` returns nanoseconds.
     """
@@ -100,7 +100,7 @@ def run(
         "environment": asdict(capture_environment()),
         "rows": rows + resumed["rows"],
         "skipped": skipped,
-        "summary": _summarise(rows) | resumed["summary"],
+        "summary": _summarise(rows, sequence_lengths) | resumed["summary"],
     }
 
 
@@ -197,11 +197,12 @@ def _take_turns(contenders: dict[str, Contender], num_rounds: int, clock: Callab
     return values
 
 
-def _summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    summary: dict[str, Any] = {"sequence_length": SUMMARY_SEQUENCE_LENGTH}
+def _summarise(rows: list[dict[str, Any]], sequence_lengths: Sequence[int]) -> dict[str, Any]:
+    summary_length = SUMMARY_SEQUENCE_LENGTH if SUMMARY_SEQUENCE_LENGTH in sequence_lengths else max(sequence_lengths)
+    summary: dict[str, Any] = {"sequence_length": summary_length}
     for name, what, length in (
-        ("helper_over_headrace", "sample_index", SUMMARY_SEQUENCE_LENGTH),
-        ("megatron_over_headrace", "whole", SUMMARY_SEQUENCE_LENGTH),
+        ("helper_over_headrace", "sample_index", summary_length),
+        ("megatron_over_headrace", "whole", summary_length),
         ("drawing_helper_over_headrace", "drawing", None),
     ):
         ratios = _ratios([row for row in rows if row["what"] == what])

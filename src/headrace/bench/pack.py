@@ -43,7 +43,6 @@ RECORD_VERSION = 1
 ISOLATES = "token rows in memory to one batch in memory touched before: no disk, no ring"
 
 SEQ_LENGTHS = (4096, 32768, 131072)
-SUMMARY_SEQ_LENGTH = 131072
 WORKING_SET_BYTES = 44_000_000
 NUM_ROWS = 8
 """Different token rows in turn, so that no branch predictor learns one by heart."""
@@ -90,10 +89,9 @@ def run(
 
     Rows come from the store at `corpus_prefix` (`eod` None: the id its documents end with) and, always, from synthetic
     long-tailed documents of two lengths, so that two machines can be compared without a corpus. `clock` returns
-    nanoseconds. `summary` holds ratios of medians at 131072 tokens, of the corpus where there is one, and None where
-    that length or a contender is missing; `skipped` says why. `megatron_over_pack_at_N_documents` is that ratio for
-    each kind of rows, by the mean number of documents in one. Raises ConfigError for a corpus without documents that
-    end alike.
+    nanoseconds. `summary` holds ratios of medians at the longest length, of the corpus where there is one, and None
+    where a contender is missing; `skipped` says why. `megatron_over_pack_at_N_documents` is that ratio for each kind of
+    rows, by the mean number of documents in one. Raises ConfigError for a corpus without documents that end alike.
     """
     if num_rounds < 1 or num_warmup_rounds < 0 or not seq_lengths or min(seq_lengths) < 1:
         raise ConfigError(
@@ -228,13 +226,14 @@ def take_turns(
 
 def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Ratios of medians with 95 % intervals over paired rounds, and what a context-parallel view adds per token."""
-    at_length = [row for row in rows if row["seq_length"] == SUMMARY_SEQ_LENGTH]
-    origin = at_length[0]["text"] if at_length else None
+    longest = max(row["seq_length"] for row in rows)
+    at_length = [row for row in rows if row["seq_length"] == longest]
+    origin = at_length[0]["text"]
     found = {row["contender"]: row for row in at_length if row["text"] == origin}
     summary: dict[str, Any] = {
-        "seq_length": SUMMARY_SEQ_LENGTH,
+        "seq_length": longest,
         "text": origin,
-        "mean_documents": at_length[0]["mean_documents"] if at_length else None,
+        "mean_documents": at_length[0]["mean_documents"],
     }
     for name, above, below in (
         ("pack_over_memcpy", "headrace", "memcpy"),

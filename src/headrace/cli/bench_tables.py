@@ -8,6 +8,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from headrace.wording import counted
+
 Record = dict[str, Any]
 
 
@@ -58,7 +60,8 @@ def print_get_batch(record: Record, console: Console) -> None:
         )
     console.print(times)
     console.print(costs)
-    console.print(f"{record['checked_batches']} batches compared byte for byte: all contenders delivered the same")
+    checked = counted(record["checked_batches"], "batch")
+    console.print(f"{checked} compared byte for byte: all contenders delivered the same")
     for one in summary["others_win"]:
         console.print(
             f"faster than headrace: {one['over_headrace']}, tp {one['tp']}, {one['micro_batch_size']} x "
@@ -89,7 +92,7 @@ def print_handover(record: Record, console: Console) -> None:
 
 
 def print_rounds(record: Record, console: Console, *, columns: Sequence[str]) -> None:
-    """Contenders that took turns in rounds: the named columns, then median and p99; then the summary."""
+    """Contenders that took turns in rounds: the named columns, median and p99; of the summary what was measured."""
     table = Table()
     for name in (*columns, "median us", "p99 us"):
         table.add_column(name.replace("_", " "), justify="left" if name in ("text", "what", "contender") else "right")
@@ -101,7 +104,7 @@ def print_rounds(record: Record, console: Console, *, columns: Sequence[str]) ->
         )
     console.print(table)
     for name, value in record["summary"].items():
-        if not isinstance(value, list):
+        if value is not None and not isinstance(value, list):
             console.print(f"{name}: {plain(value) if isinstance(value, float) else value}", highlight=False)
     print_skipped(record, console)
 

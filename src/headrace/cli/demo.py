@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,7 @@ from rich.console import Console
 
 from headrace.cli.document import check_folder, check_writable, write_document
 from headrace.demo.settings import DemoSettings
+from headrace.wording import counted
 
 
 def demo(
@@ -22,8 +24,8 @@ def demo(
     text: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Tokenise the text of this folder.")] = None,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the figures as JSON.")] = None,
     trace: Annotated[Path | None, typer.Option(metavar="DIR", help="Write a profiler trace per rank.")] = None,
-    slow_rank: Annotated[int | None, typer.Option(help="This rank is late in each traced step.")] = None,
-    slow_ms: Annotated[float, typer.Option(help="By how many milliseconds; 3 % of a step is named.")] = 200.0,
+    slow_rank: Annotated[int | None, typer.Option(help="With --trace: this rank is late in each step.")] = None,
+    slow_ms: Annotated[float, typer.Option(help="How late, in ms. `analyze` names 3 % of a step or more.")] = 200.0,
     seed: Annotated[int, typer.Option(help="Of the order of samples and of the weights.")] = 1234,
 ) -> None:
     """Train a small transformers model with tensor parallelism on real text, fed three ways in one run, and compare.
@@ -48,4 +50,7 @@ def demo(
 
     document = run_demo(settings, corpus_prefix=corpus, text_folder=None if text is None else str(text))
     print_table(document, Console())
+    if trace is not None:
+        written = f"traces of {counted(tp, 'rank')} in {trace}; next: headrace analyze {shlex.quote(str(trace))}"
+        Console(soft_wrap=True, highlight=False).print(written, markup=False)
     write_document(json, document)

@@ -17,6 +17,7 @@ from rich.text import Text
 from headrace.cli.document import check_writable, write_document
 from headrace.cli.values import whole
 from headrace.errors import ConfigError
+from headrace.wording import counted
 
 if TYPE_CHECKING:
     from headrace.cli.inspect_sample import Sample
@@ -164,8 +165,11 @@ def print_counts(console: Console, document: dict[str, Any], name: str) -> None:
     """Which store it is, and its share of a blend; documents and tokens."""
     weight = "" if document.get("weight") is None else f"weight {document['weight']:g}: "
     console.print(Text.assemble(name, weight, (document["prefix"], "bold")), soft_wrap=True)
-    sequences = "" if document["sequences"] == document["documents"] else f" in {document['sequences']:,} sequences"
-    console.print(f"{document['documents']:,} documents{sequences}, {document['tokens']:,} tokens, {document['dtype']}")
+    sequences = (
+        "" if document["sequences"] == document["documents"] else f" in {counted(document['sequences'], 'sequence')}"
+    )
+    documents, tokens = counted(document["documents"], "document"), counted(document["tokens"], "token")
+    console.print(f"{documents}{sequences}, {tokens}, {document['dtype']}")
     if document["tokens"]:
         console.print(f"token ids {document['lowest_token_id']} to {document['highest_token_id']}")
 

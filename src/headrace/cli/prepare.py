@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
 from headrace.cli.document import check_writable, write_document
+from headrace.wording import counted
 
 if TYPE_CHECKING:
     from headrace.store.prepare_joined import Prepared
@@ -44,6 +48,9 @@ def prepare(
         str | None, typer.Option(metavar="FILE", help="Jinja template (default: that of the tokenizer's folder).")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Do all of it, also if it is done already.")] = False,
+    suffix: Annotated[
+        str | None, typer.Option(metavar=".A,.B", help="Files that end so are plain text, too, as .txt is: .md,.py")
+    ] = None,
     processes: Annotated[int | None, typer.Option(min=1, help="Side by side (default: one per core).")] = None,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report as JSON.")] = None,
 ) -> None:
@@ -54,14 +61,12 @@ def prepare(
     check_writable(json)
     from headrace.store.prepare import prepare as prepare_store
 
-    console = Console(stderr=True)
-    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("tokenise")
+    with shown_progress() as progress:
         prepared = prepare_store(
             inputs,
             output,
             tokenizer=tokenizer,
+            text_suffixes=() if suffix is None else suffix.split(","),
             key=key,
             append_eod=append_eod,
             eod=eod,
@@ -69,10 +74,32 @@ def prepare(
             chat_template=chat_template,
             force=force,
             num_processes=processes,
-            progress=lambda done, total: bar.update(task, completed=done, total=total),
+            progress=progress,
         )
     print_prepared(Console(soft_wrap=True, highlight=False), prepared)
     write_document(json, {"version": RECORD_VERSION, **msgspec.to_builtins(prepared)})
+
+
+@contextmanager
+def shown_progress() -> Iterator[Callable[[int, int], None]]:
+    """A bar where there is a terminal; elsewhere a line as each phase begins."""
+    console = Console(stderr=True)
+    if console.is_terminal:
+        columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=console, transient=True) as bar:
+            task = bar.add_task("tokenise")
+            yield lambda done, total: bar.update(task, completed=done, total=total)
+        return
+    phases: list[str] = []
+
+    def tell(done: int, total: int) -> None:
+        phase = "join the parts" if done == total else f"tokenise {total / 1e6:,.1f} MB"
+        if phase not in phases:
+            phases.append(phase)
+            with suppress(OSError):  # nobody reads it any more
+                print(f"prepare: {phase}", file=sys.stderr, flush=True)
+
+    yield tell
 
 
 def print_prepared(console: Console, prepared: Prepared) -> None:
@@ -82,8 +109,8 @@ def print_prepared(console: Console, prepared: Prepared) -> None:
         what = "each" if prepared.num_targets is None else "what the assistant says last"
         end = f"{what} ends in id {prepared.eod}"
     console.print(
-        f"{prepared.prefix}: {prepared.num_documents:,} documents, {prepared.num_tokens:,} tokens, {prepared.dtype}, "
-        f"{end}",
+        f"{prepared.prefix}: {counted(prepared.num_documents, 'document')}, {counted(prepared.num_tokens, 'token')}, "
+        f"{prepared.dtype}, {end}",
         markup=False,
     )
     if prepared.num_targets is not None:
@@ -91,9 +118,10 @@ def print_prepared(console: Console, prepared: Prepared) -> None:
         console.print(f"chats {form}: {prepared.num_targets:,} of the tokens are learnt ({prepared.prefix}.targets)")
     console.print(_origin(prepared))
     if prepared.num_empty:
-        console.print(f"{prepared.num_empty:,} documents are empty")
+        console.print(f"{counted(prepared.num_empty, 'document')} {'is' if prepared.num_empty == 1 else 'are'} empty")
     if prepared.num_bad:
-        console.print(f"{prepared.num_bad:,} records are not in it:", style="yellow")
+        left_out = f"{counted(prepared.num_bad, 'record')} {'is' if prepared.num_bad == 1 else 'are'} not in it:"
+        console.print(left_out, style="yellow")
         for bad in prepared.bad[:NUM_BAD_PRINTED]:
             console.print(f"  {bad.path}, line {bad.line}: {bad.reason}", markup=False)
 

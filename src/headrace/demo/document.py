@@ -37,7 +37,7 @@ def document(order: WorkOrder, measured: Measured) -> dict[str, Any]:
         "seed": settings.seed,
         "feeds": feeds,
         **compared,
-        "throughput_gain": throughput_gain(feeds, possible_gain=compared["possible_gain"]),
+        "throughput_gain": throughput_gain(feeds, possible_gain=compared["possible_gain"], num_steps=settings.steps),
         "identical_batches": all(rank.deliveries.all_same for rank in ranks)
         and len({rank.deliveries.digest for rank in ranks}) == 1,
         "identical_losses": same_bits([rank.losses for rank in ranks]),
@@ -87,10 +87,11 @@ def comparison(feeds: dict[str, Any]) -> dict[str, float | None]:
     }
 
 
-def throughput_gain(feeds: dict[str, Any], *, possible_gain: float | None) -> dict[str, Any]:
+def throughput_gain(feeds: dict[str, Any], *, possible_gain: float | None, num_steps: int) -> dict[str, Any]:
     """headrace against the broadcast over paired blocks: gain - 1, with the limits of its 95 % interval.
 
     An interval that lies above what a perfect feed could give speaks of the machine, not of the feed: no verdict then.
+    A run of one step is for looking: neither interval nor verdict.
     """
     # Throughput is the inverse of time: the broadcast's over headrace's. Means of blocks, as tokens/s is a sum over a
     # sum.
@@ -100,7 +101,9 @@ def throughput_gain(feeds: dict[str, Any], *, possible_gain: float | None) -> di
     less_one = [None if edge is None else edge - 1.0 for edge in (interval.estimate, interval.low, interval.high)]
     found, reason = verdict(interval, better="higher"), None
     low = less_one[1]
-    if found == "better" and low is not None and possible_gain is not None and low > possible_gain:
+    if num_steps == 1:
+        less_one[1:], found, reason = [None, None], "cannot tell", "one step"
+    elif found == "better" and low is not None and possible_gain is not None and low > possible_gain:
         found, reason = "cannot tell", "more than a perfect feed could give: the machine changed between the blocks"
     return dict(zip(("value", "low", "high"), less_one, strict=True)) | {
         "verdict": found,

@@ -31,7 +31,7 @@ class Deliveries:
     cpu_ns: dict[str, int]
     """Processor time of this rank inside get_batch, and of the feed's processes below it all the while."""
     bytes_read: dict[str, int | None]
-    """By the feed's processes below this rank."""
+    """By the feed's processes below this rank: rows of tokens, and messages between processes."""
     all_same: bool
     """In every step the feeds gave this rank the same bytes."""
     digest: str

@@ -23,7 +23,7 @@ NEEDED_PACKAGES = ("torch", "transformers", "tokenizers")
 def run_demo(
     settings: DemoSettings, *, corpus_prefix: str | None = None, text_folder: str | None = None
 ) -> dict[str, Any]:
-    """Train and measure; returns the JSON-able document. Takes minutes; shows its progress on a terminal.
+    """Train and measure; returns the JSON-able document. Takes minutes; shows its progress on standard error.
 
     ConfigError and FormatError for what the caller can correct, before any rank starts where that is possible; other
     errors of the tree when a rank failed. No process and no file outside the cache outlives the call; what a run leaves

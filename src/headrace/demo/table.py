@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from headrace.demo.results import CONTENDERS
+from headrace.wording import counted
 
 Pick = Callable[[dict[str, Any]], float | None]
 
@@ -18,12 +19,16 @@ _ROWS: tuple[tuple[str, Pick, str, bool], ...] = (
     ("get_batch, p99 ms", lambda feed: feed["get_batch_ms"]["p99"], "{:,.3f}", True),
     ("CPU seconds", lambda feed: feed["cpu_s"], "{:,.3f}", True),
     ("host RAM, MB", lambda feed: feed["host_rss_mb"], "{:,.1f}", True),
-    ("bytes read", lambda feed: feed["bytes_read"], "{:,.0f}", True),
+    ("bytes through read()", lambda feed: feed["bytes_read"], "{:,.0f}", True),
     ("step, median ms", lambda feed: feed["step_ms"]["median"], "{:,.1f}", True),
     ("tokens/s", lambda feed: feed["tokens_per_s"], "{:,.0f}", False),
-    ("tokens/day", lambda feed: feed["tokens_per_day"], "{:,.0f}", False),
+    ("tokens/day", lambda feed: _three_digits(feed["tokens_per_day"]), "{:,.0f}", False),
 )
 _PHASES = ("data", "forward", "backward", "optimizer", "other")
+_TERMS = (
+    "get_batch: from a barrier until the slowest rank has its batch; "
+    "step: all of a training step, in blocks that use one feed only"
+)
 
 
 def print_table(document: dict[str, Any], console: Console) -> None:
@@ -42,6 +47,7 @@ def print_table(document: dict[str, Any], console: Console) -> None:
     for phase in _PHASES:
         table.add_row(f"{phase}, median ms", *(_cell(feed["phases_ms"][phase], "{:,.2f}") for feed in feeds))
     console.print(table)
+    console.print(_TERMS, style="dim", highlight=False, soft_wrap=True)
     for line in conclusions(document):
         console.print(line, highlight=False, soft_wrap=True)
 
@@ -56,30 +62,31 @@ def conclusions(document: dict[str, Any]) -> list[str]:
     losses = document["losses"]
     return [
         f"get_batch of the slowest rank: {document['get_batch_reduction']:.1%} less than with the broadcast",
-        f"the broadcast's get_batch is {document['get_batch_share']:.2%} of its step; without it, "
-        f"{'nothing can be said' if possible is None else f'{possible:+.2%} throughput is possible'}, "
-        f"of which headrace realises {document['realised_share']:.1%} by these times",
-        f"throughput of whole blocks: {gain['value']:+.2%} ({limits}): {gain['verdict']}"
+        f"the broadcast's get_batch is {document['get_batch_share']:.2%} of its step; "
+        f"throughput of a feed that costs nothing, at most: {'not known' if possible is None else f'{possible:+.2%}'}",
+        f"throughput of headrace, measured over whole blocks: {gain['value']:+.2%} ({limits}): {gain['verdict']}"
         + (f" ({gain['reason']})" if gain["reason"] else ""),
         f"batches of all feeds on all ranks identical, byte for byte: {_yes(document['identical_batches'])}",
         f"losses of trainings from one seed identical, bit by bit: {_yes(document['identical_losses'])} "
-        f"({losses[0]:.4f} -> {losses[-1]:.4f} in {len(losses)} steps)",
+        f"({losses[0]:.4f} -> {losses[-1]:.4f} in {counted(len(losses), 'step')})",
     ]
 
 
 def _title(document: dict[str, Any]) -> str:
     return (
         f"{document['model']}, {document['parameters'] / 1e6:.1f} M parameters, TP={document['tp']}, "
-        f"{document['micro_batch_size']} x {document['seq_length']} tokens per step, {document['steps']} steps"
+        f"{document['micro_batch_size']} x {document['seq_length']} tokens per step, "
+        f"{counted(document['steps'], 'step')}"
     )
 
 
 def _caption(document: dict[str, Any]) -> str:
     environment = document["environment"]
     return (
-        f"{document['corpus']['documents']:,} documents, {document['corpus']['tokens']:,} tokens; "
-        f"{environment['backend']} on {environment['device']}, {len(environment['affinity'])} cores; times are the "
-        "slowest rank's; RAM, bytes and CPU are the feed's own, all ranks together"
+        f"{counted(document['corpus']['documents'], 'document')}, {counted(document['corpus']['tokens'], 'token')}; "
+        f"{environment['backend']} on {environment['device']}, {counted(len(environment['affinity']), 'core')}; "
+        "times are the slowest rank's; RAM, bytes (messages between processes too) and CPU are the feed's own, "
+        "all ranks together"
     )
 
 
@@ -88,6 +95,10 @@ def _cell(value: float | None, pattern: str, *, bold: bool = False) -> str:
         return "not seen"
     text = pattern.format(value)
     return f"[bold]{text}[/bold]" if bold else text
+
+
+def _three_digits(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.3g}")
 
 
 def _yes(truth: bool) -> str:

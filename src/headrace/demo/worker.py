@@ -92,7 +92,8 @@ def start_group() -> torch.device:
 def run(order: WorkOrder, model_folder: Path, rank: int, device: torch.device) -> RankResults:
     """All parts of the demo on this rank."""
     settings, source = order.settings, source_of(order.corpus, order.settings)
-    with Progress("load the model", num_steps(settings), visible=rank == 0) as progress:
+    with Progress("begin", num_steps(settings), visible=rank == 0) as progress:
+        progress.begin("load the model")
         losses = train_on_each(source, model_folder, num_steps=settings.loss_steps, device=device, progress=progress)
         training = Training(model_folder)
         feeds = [OpenFeed(name, source, device) for name in CONTENDERS]

@@ -33,6 +33,7 @@ from headrace.measure.statistics import (
     sum_over_sum,
     verdict,
 )
+from headrace.wording import counted
 
 NUM_BLOCKS = (20, 14, 10, 8, MIN_BLOCKS)
 """Tried in this order: fewer blocks are longer, and less alike."""
@@ -295,7 +296,8 @@ def busy(job: Job) -> tuple[str, ...]:
     load, cores = environment.load_average[0], len(environment.affinity)
     if load <= cores:
         return ()
-    return (f"load average {load:.1f} on {cores} cores when it started: what else ran there is in its times",)
+    where = f"load average {load:.1f} on {counted(cores, 'core')} when it started"
+    return (f"{where}: what else ran there is in its times",)
 
 
 def scaling(a: Job, b: Job) -> tuple[Linearity | None, StrongScaling | None]:

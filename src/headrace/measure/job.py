@@ -12,6 +12,7 @@ from headrace.measure.linearity import ScalingPoint
 from headrace.measure.phases import NO_QUEUE, PHASES
 from headrace.measure.record import RankRecords, RunFacts, StepRecord
 from headrace.measure.summary import Summary, Totals, plus, summarise
+from headrace.wording import counted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,7 +53,9 @@ def join_ranks(ranks: Sequence[RankRecords]) -> Job:
     common = sorted(set.intersection(*(set(steps) for steps in by_step)))
     longest = max(len(steps) for steps in by_step)
     if len(common) < longest:
-        notes.append(f"{longest - len(common)} steps are not recorded by every rank and are left out")
+        num_left_out = longest - len(common)
+        are = "is" if num_left_out == 1 else "are"
+        notes.append(f"{counted(num_left_out, 'step')} {are} not recorded by every rank and {are} left out")
     if len(ranks) < facts.world_size:
         notes.append(f"{len(ranks)} of {facts.world_size} ranks were recorded")
     # Ranks that share their data (tensor, pipeline, context parallel) count the same samples: one of them speaks.

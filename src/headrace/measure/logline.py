@@ -12,6 +12,7 @@ from headrace.measure.memory import GIB, MemoryEstimate, MemoryUse, in_gib
 from headrace.measure.phases import PHASES
 from headrace.measure.slow_rank import SlowRank
 from headrace.measure.summary import Summary
+from headrace.wording import counted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,7 +126,7 @@ def summary_text(summary: Summary, peaks: Peaks, estimate: MemoryEstimate | None
         return "headrace: no step was measured after the warm-up"
     rate = summary.throughput
     lines = [
-        f"headrace: {summary.num_steps} steps ({summary.first_step} to {summary.last_step}), "
+        f"headrace: {counted(summary.num_steps, 'step')} ({summary.first_step} to {summary.last_step}), "
         f"mean {shown(summary.mean_step_s, 1e3, '.2f')} ms",
         f"  throughput    {shown(rate.samples_per_s, 1.0, ',.1f')} samples/s, "
         f"{shown(rate.tokens_per_s, 1.0, ',.0f')} tokens/s, "

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import ConfigError
+from headrace.wording import counted
 
 Statistic: TypeAlias = Literal["median", "mean"]
 SUM_OVER_SUM: Literal["sum over sum"] = "sum over sum"
@@ -105,7 +106,7 @@ def ratio_interval(
     centre = np.median if statistic == "median" else np.mean
     estimate = float(centre(ours) / centre(theirs)) if blocks else None
     if blocks < MIN_BLOCKS:
-        reason = f"{blocks} blocks; a {level:.0%} interval needs at least {MIN_BLOCKS}"
+        reason = f"{counted(blocks, 'block')}; a {level:.0%} interval needs at least {MIN_BLOCKS}"
         low = high = None
     else:
         ratios = resampled_ratios(ours, theirs, statistic=statistic, paired=paired, resamples=resamples, seed=seed)
@@ -149,7 +150,7 @@ def ratio_of_sums(
     if num_blocks:
         estimate = sum_over_sum(candidate) / sum_over_sum(reference)
     if num_blocks < MIN_BLOCKS:
-        reason = f"{num_blocks} blocks; a {level:.0%} interval needs at least {MIN_BLOCKS}"
+        reason = f"{counted(num_blocks, 'block')}; a {level:.0%} interval needs at least {MIN_BLOCKS}"
     else:
         random = np.random.default_rng(seed)
         logs = np.zeros(resamples)

@@ -37,7 +37,7 @@ from headrace.store.prepare_tokenizer import (
 )
 from headrace.store.prepare_workers import write_parts
 from headrace.store.reader import TokenStore
-from headrace.store.records import Piece, find_inputs, pieces_of
+from headrace.store.records import Piece, find_inputs, known_suffixes, pieces_of
 
 PLAN_VERSION = 1
 
@@ -57,6 +57,7 @@ def prepare(
     prefix: str | os.PathLike[str],
     *,
     tokenizer: str,
+    text_suffixes: Sequence[str] = (),
     key: str | None = None,
     append_eod: bool = False,
     eod: str | None = None,
@@ -73,20 +74,17 @@ def prepare(
     any other one is replaced. PREFIX.tokenizer.json and PREFIX.manifest.json are put beside it.
 
     `tokenizer` is a tokenizer.json, a folder with one, or a name on the hub; its special tokens are not added, and text
-    that spells one is text. `eod` names the token `append_eod` appends. `key` is what holds a record's text, by default
-    "text". With `chats` records are chats (see chats.py), and `key` holds the messages, by default "messages":
-    PREFIX.targets.bin / .idx is the target of each token, -100 for nothing, and `eod` follows what the assistant says;
-    `chat_template` is a file, by default what lies beside the tokenizer. `num_processes` defaults to the cores this
-    process may use; with 1, all is done in this process. `part_bytes` of input, by default 1 to 64 MiB, are what is
-    done by one process and lost at most if it is killed. Raises ConfigError for what cannot be read or written, a
-    document whose tokens the dtype cannot hold, or inputs without a token, FormatError for damaged files.
+    that spells one is text. Files that end in one of `text_suffixes`, such as ".md", are plain text as .txt is. `eod`
+    names the token `append_eod` appends. `key` is what holds a record's text, by default "text". With `chats` records
+    are chats (see chats.py), and `key` holds the messages, by default "messages": PREFIX.targets.bin / .idx is the
+    target of each token, -100 for nothing, and `eod` follows what the assistant says; `chat_template` is a file, by
+    default what lies beside the tokenizer. `num_processes` defaults to the cores this process may use; with 1, all is
+    done in this process. `part_bytes` of input, by default 1 to 64 MiB, are what is done by one process and lost at
+    most if it is killed. Raises ConfigError for what cannot be read or written, a document whose tokens the dtype
+    cannot hold, or inputs without a token, FormatError for damaged files.
     """
     target = Path(prefix_of(prefix))
-    files = find_inputs(inputs)
-    if chat_template is not None and not chats:
-        raise ConfigError(f"chat_template={chat_template!r} is for chats, which were not asked for")
-    if eod is not None and not append_eod:
-        raise ConfigError(f"eod={eod!r} names what append_eod appends, which was not asked for: add --append-eod")
+    files = find_inputs(inputs, text_suffixes)
     facts = _tokenizer_facts(tokenizer, key, append_eod, eod, chats, chat_template)
     part_bytes = part_bytes or _part_bytes(sum(file.stat().st_size for file in files))
     plan = Plan(
@@ -97,6 +95,7 @@ def prepare(
         eod=facts.eod,
         chats_sha256=hashlib.sha256(msgspec.json.encode(facts.chats)).hexdigest() if facts.chats else None,
         part_bytes=part_bytes,
+        text_suffixes=known_suffixes(text_suffixes),
     )
     parts = plan_parts((piece for file in files for piece in pieces_of(file, piece_bytes=part_bytes)), part_bytes)
     with _workshop(target) as folder:
@@ -116,6 +115,10 @@ def prepare(
 def _tokenizer_facts(
     tokenizer: str, key: str | None, append_eod: bool, eod: str | None, chats: bool, chat_template: str | None
 ) -> TokenizerFacts:
+    if chat_template is not None and not chats:
+        raise ConfigError(f"chat_template={chat_template!r} is for chats, which were not asked for")
+    if eod is not None and not append_eod:
+        raise ConfigError(f"eod={eod!r} names what append_eod appends, which was not asked for: add --append-eod")
     file = find_tokenizer(tokenizer)
     content = read_tokenizer(file)
     backend = parse_tokenizer(content, where=tokenizer)

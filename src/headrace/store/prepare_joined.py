@@ -36,6 +36,7 @@ from headrace.store.prepare_part import TARGETS, Part, PartRecord, TokenizerFact
 from headrace.store.reader import TokenStore
 from headrace.store.records import BadRecord
 from headrace.store.writer import StoreWriter
+from headrace.wording import counted
 
 PREPARED_FILE = "prepared.json"
 PREPARED_VERSION = 1
@@ -87,6 +88,8 @@ class Plan:
     chats_sha256: str | None
     """Of the format of chats; None: text."""
     part_bytes: int
+    text_suffixes: tuple[str, ...] = ()
+    """Endings of files that are plain text as .txt is."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,7 +128,8 @@ def join(
     if not any(record.num_tokens for record in records):
         bad = next(_numbered_in_files(records), None)
         first = f", the first is {bad.path}, line {bad.line}: {bad.reason}" if bad else ""
-        raise ConfigError(f"the inputs hold no text: {sum(record.num_bad for record in records)} bad records{first}")
+        num_bad = counted(sum(record.num_bad for record in records), "bad record")
+        raise ConfigError(f"the inputs hold no text: {num_bad}{first}")
     if facts.chats is not None:
         _join_pairs(folder, Path(f"{target}{TARGETS}"), [f"{part.name}{TARGETS}" for part in parts], np.int32)
     _join_pairs(folder, target, [part.name for part in parts], optimal_dtype(facts.vocab_size))

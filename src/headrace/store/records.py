@@ -2,7 +2,7 @@
 
 | ending                | one document is                      | a piece is                         | "line" |
 |-----------------------|--------------------------------------|------------------------------------|--------|
-| .txt                  | the file                             | the file                           | line   |
+| .txt, `text_suffixes` | the file                             | the file                           | line   |
 | .jsonl                | the value of `key` in one line       | the lines that begin in a range    | line   |
 | .jsonl.gz, .jsonl.zst | the same                             | the file: one can only begin there | line   |
 | .parquet              | the value of column `key` in one row | a row group                        | row    |
@@ -31,7 +31,8 @@ from headrace.errors import ConfigError, FormatError
 from headrace.store.chats import ChatFormat, NoChat, Spans
 from headrace.store.text import find_texts
 
-ENDINGS = (".txt", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
+LINE_ENDINGS = (".jsonl", ".jsonl.gz", ".jsonl.zst")
+ENDINGS = (".txt", *LINE_ENDINGS, ".parquet")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,25 +66,38 @@ class BadRecord:
     reason: str
 
 
-def find_inputs(inputs: Sequence[str | os.PathLike[str]]) -> list[Path]:
-    """The files named, and those below the folders named that have one of ENDINGS, in order of their paths.
+def find_inputs(inputs: Sequence[str | os.PathLike[str]], text_suffixes: Sequence[str] = ()) -> list[Path]:
+    """The files named, and those below the folders named that have one of ENDINGS or of `text_suffixes`.
 
-    Raises ConfigError for what is missing, a file of another kind, and a folder without any.
+    In order of their paths. Raises ConfigError for what is missing, a file of another kind, a folder without any, and
+    suffixes that are none.
     """
     found: list[Path] = []
+    endings = (*ENDINGS, *known_suffixes(text_suffixes))
+    known = f"{', '.join(endings)}; --suffix names other endings of plain text, such as --suffix .md,.py"
     for name in map(Path, inputs):
         if name.is_dir():
-            below = [path for path in find_texts(name, "*") if path.name.endswith(ENDINGS)]
+            below = [path for path in find_texts(name, "*") if path.name.endswith(endings)]
             if not below:
-                raise ConfigError(f"{name} holds no file that ends in {', '.join(ENDINGS)}")
+                raise ConfigError(f"{name} holds no file that ends in {known}")
             found += below
         elif not name.is_file():
             raise ConfigError(f"there is no file or folder {name}")
-        elif not name.name.endswith(ENDINGS):
-            raise ConfigError(f"{name} is of no kind that can be read; its name must end in {', '.join(ENDINGS)}")
+        elif not name.name.endswith(endings):
+            raise ConfigError(f"{name} is of no kind that can be read; its name must end in {known}")
         else:
             found.append(name)
     return found
+
+
+def known_suffixes(text_suffixes: Sequence[str]) -> tuple[str, ...]:
+    """In order and once each, .txt left out. ConfigError for what ends no name, or the name of another kind of file."""
+    for suffix in text_suffixes:
+        if not suffix.startswith(".") or len(suffix) < 2 or "/" in suffix:
+            raise ConfigError(f"--suffix takes endings such as .md,.py, got {suffix!r}")
+        if suffix.endswith((*LINE_ENDINGS, ".parquet")):
+            raise ConfigError(f"files that end in {suffix} hold records, not plain text; leave it out of --suffix")
+    return tuple(sorted(set(text_suffixes) - {".txt"}))
 
 
 def pieces_of(path: Path, *, piece_bytes: int) -> Iterator[Piece]:
@@ -115,17 +129,17 @@ class RecordReader:
     def __iter__(self) -> Iterator[Record | BadRecord]:
         path = self._piece.path
         try:
-            if path.endswith(".txt"):
-                yield _text_record(path) if self._chats is None else BadRecord(path=path, line=1, reason="no chat")
-            elif path.endswith(".parquet"):
+            if path.endswith(".parquet"):
                 for row in _rows(self._piece, self._key if self._chats is None else None):
                     self.num_lines += 1
                     yield self._record(row, self.num_lines)
-            else:
+            elif path.endswith(LINE_ENDINGS):
                 for raw in _lines(self._piece):
                     self.num_lines += 1
                     if not raw.isspace():
                         yield self._json_record(raw, self.num_lines)
+            else:
+                yield _text_record(path) if self._chats is None else BadRecord(path=path, line=1, reason="no chat")
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise FormatError(f"{path} is damaged: {error}; fetch it again") from error
         except OSError as error:
