@@ -32,7 +32,8 @@ for owned in (False, True):
             next(feed)
         gc.collect()
         gc.disable()
-        kept = [[tuple([i] * length) for i in range(2500)] for length in (6, 8)]  # no tuple is at hand: all are allocated
+        # No tuple of these lengths is at hand any more: the next is allocated.
+        kept = [[tuple([i] * length) for i in range(2500)] for length in (6, 8)]
         Owner(feed)
         gc.set_threshold(gc.get_count()[0] + num_allocations)
         gc.enable()
