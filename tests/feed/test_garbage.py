@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import textwrap
 
 # In a process of its own: a pointer kept too long ends it by a signal, at once under the allocator's own checks.
 CLOSED_INSIDE_NEXT = """
@@ -51,9 +50,8 @@ print(sorted(outcomes))
 
 
 def test_a_feed_closed_by_a_finalizer_inside_next_is_closed_and_nothing_worse() -> None:
-    ran = subprocess.run(
-        [sys.executable, "-X", "dev", "-c", textwrap.dedent(CLOSED_INSIDE_NEXT)], capture_output=True, text=True
-    )
+    command = [sys.executable, "-X", "dev", "-c", CLOSED_INSIDE_NEXT]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert ran.returncode == 0, ran.stderr
     assert "(False, 'closed')" in ran.stdout, "or the collections came at other moments"
     assert "(True, 'closed')" in ran.stdout

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import sys
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -28,7 +28,7 @@ def feed() -> Iterator[Feed]:
 
 def until_ready(feed: Feed) -> None:
     while feed.stats().ahead == 0:
-        time.sleep(0.001)
+        os.sched_yield()  # another process writes: there is no event to wait for
 
 
 def python_calls(work: Callable[[], Any]) -> list[str]:

@@ -1,9 +1,7 @@
 """The passes of native/order.c: equal to their models, inside their outputs, without the GIL, for what fits only."""
 
 import ctypes
-import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -13,6 +11,7 @@ from hypothesis import strategies as st
 from headrace import _native
 from headrace.order.draw import Drawing
 from headrace.order.sample_index import build_sample_index
+from tests.another_thread import runs_beside
 
 from . import model
 
@@ -152,43 +151,15 @@ def test_sample_indices_that_do_not_fit(arguments: tuple, message: str) -> None:
         _native.index_samples(*arguments)
 
 
-@pytest.fixture
-def no_forced_switch() -> Iterator[None]:
-    """No thread is made to give up the GIL by the interpreter: it moves on only if its holder lets go."""
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1000)
-    yield
-    sys.setswitchinterval(interval)
-
-
 @pytest.mark.parametrize("what", ["draw_blend", "index_samples"])
-def test_another_thread_runs_meanwhile(no_forced_switch: None, what: str) -> None:
+def test_another_thread_runs_meanwhile(what: str) -> None:
     calls = {
         "draw_blend": Drawing(weights=[0.5, 0.5], size=100_000).draw,
         "index_samples": lambda: build_sample_index(
             np.full(100_000, 9, np.int32), sequence_length=9, num_samples=99_000, extra=1
         ),
     }
-    started, blocked, ran = threading.Event(), threading.Lock(), []
-    blocked.acquire()
-
-    def wait_and_say_so() -> None:
-        started.set()
-        with blocked:
-            ran.append(True)
-
-    thread = threading.Thread(target=wait_and_say_so)
-    thread.start()
-    started.wait()
-    blocked.release()
-    assert not ran, "releasing a lock does not release the GIL"
-    for _ in range(5_000):  # ends with the first call that lets the thread in; without release none ever does
-        calls[what]()
-        if ran:
-            break
-    let_in = bool(ran)
-    thread.join()
-    assert let_in
+    assert runs_beside(calls[what], most_calls=5_000)
 
 
 def test_lengths_of_an_array_without_strides() -> None:
