@@ -96,7 +96,7 @@ def test_numbers_of_the_document_are_there(document):
     assert "7.00 47 % 60.00 slow" in text
     assert "not judged" in text
     assert "12.30" in text
-    assert "7 collectives have no counterpart" in text
+    assert "7 collectives without a counterpart" in text
     assert "rank 0, 1, 2, 3: a note about <i>this</i> rank" in text
 
 

@@ -27,6 +27,7 @@ from headrace.report.summary import (
     link_headline,
     mean_per_rank,
     milliseconds,
+    notes_of,
     quantity,
     rank_headline,
     reasons,
@@ -101,7 +102,7 @@ def render(document: Json) -> str:
         free_parts=FREE_PARTS,
         waterfall=mean_per_rank(document["waterfall"], (*WATERFALL_PARTS, "e2e_us")),
         waterfall_parts=WATERFALL_PARTS,
-        notes=_notes(document),
+        notes=notes_of(document, most_ranks=16),
         style=(folder / "page.css").read_text(encoding="utf-8"),
         script=(folder / "page.js").read_text(encoding="utf-8"),
         vega=bundle,
@@ -139,20 +140,6 @@ def _sources(document: Json) -> list[str]:
 def _first(names: Sequence[str]) -> list[str]:
     """The first of many, and how many more there are."""
     return [*names[:MAX_NAMES], *([f"{len(names) - MAX_NAMES} more"] if len(names) > MAX_NAMES else [])]
-
-
-def _notes(document: Json) -> list[str]:
-    """The analysis's notes, and those of the inputs with the ranks they are of."""
-    by_note: dict[str, list[str]] = {}
-    for entry in document["inputs"]:
-        for note in entry["notes"]:
-            by_note.setdefault(note, []).append("?" if entry["rank"] is None else str(entry["rank"]))
-    unpaired = (
-        f"rank {entry['rank']}: {entry['count']} collectives cannot be paired: {entry['why']}"
-        for entry in document["collectives"]["cannot_pair"]
-    )
-    of_ranks = (f"rank {', '.join(ranks[:16])}: {note}" for note, ranks in by_note.items())
-    return [*document["notes"], *of_ranks, *unpaired]
 
 
 def _embedded_json(value: Any) -> str:

@@ -8,6 +8,7 @@ from statistics import mean
 from typing import Any, TypeAlias
 
 from headrace.errors import FormatError
+from headrace.wording import counted
 
 Json: TypeAlias = dict[str, Any]
 
@@ -110,6 +111,23 @@ def mean_or_none(values: Iterable[float | None]) -> float | None:
 def flat_breakdown(document: Json) -> list[Json]:
     """Breakdown rows with the parts of free time beside the other keys."""
     return [row | row["free"] for row in document["breakdown"]]
+
+
+def notes_of(document: Json, *, most_ranks: int) -> list[str]:
+    """What the analysis has to say beside its figures; a note of many inputs once, with the first ranks it is of."""
+    by_note: dict[str, list[str]] = {}
+    for entry in document["inputs"]:
+        for note in entry["notes"]:
+            by_note.setdefault(note, []).append("?" if entry["rank"] is None else str(entry["rank"]))
+    notes = [*document["notes"], *(f"rank {', '.join(ranks[:most_ranks])}: {note}" for note, ranks in by_note.items())]
+    notes += [
+        f"rank {entry['rank']}: {counted(entry['count'], 'collective')} cannot be paired: {entry['why']}"
+        for entry in document["collectives"]["cannot_pair"]
+    ]
+    if document["unmatched_collectives"]:
+        unmatched = counted(document["unmatched_collectives"], "collective")
+        notes.append(f"{unmatched} without a counterpart on another traced rank")
+    return notes
 
 
 def extent(steps: Sequence[int]) -> str:

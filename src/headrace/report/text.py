@@ -22,6 +22,7 @@ from headrace.report.summary import (
     link_headline,
     mean_per_rank,
     milliseconds,
+    notes_of,
     quantity,
     rank_headline,
     reasons,
@@ -190,19 +191,8 @@ def _print_named_rules(console: Console, document: Json) -> None:
 
 
 def _print_notes(console: Console, document: Json) -> None:
-    by_note: dict[str, list[str]] = {}
-    for entry in document["inputs"]:
-        for note in entry["notes"]:
-            by_note.setdefault(note, []).append(_rank(entry["rank"]))
-    lines = [*document["notes"], *(f"rank {', '.join(ranks[:8])}: {note}" for note, ranks in by_note.items())]
-    lines += [
-        f"rank {entry['rank']}: {entry['count']} collectives cannot be paired: {entry['why']}"
-        for entry in document["collectives"]["cannot_pair"]
-    ]
-    if document["unmatched_collectives"]:
-        lines.append(f"{document['unmatched_collectives']} collectives have no counterpart on another traced rank")
-    for line in lines:
-        console.print(Text(f"note: {line}", style="dim"))
+    for note in notes_of(document, most_ranks=8):
+        console.print(Text(f"note: {note}", style="dim"))
 
 
 def _table(title: str, columns: Sequence[str]) -> Table:
